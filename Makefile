@@ -1,0 +1,64 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs in .venv, says what it does, and reuses what is there.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types imports tests bench docs format clean
+
+help: ## Show what make can do
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@python=$$(command -v $(PYTHON) || command -v python3) || { echo "Privet needs Python 3.11 or newer: install it, or name yours with 'make PYTHON=/path/to/python'."; exit 1; }; \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Privet needs Python 3.11 or newer, and $$python is $$("$$python" -V). Name another with 'make PYTHON=...'."; exit 1; }; \
+	echo "Making $(VENV) with $$("$$python" -V)"; \
+	"$$python" -m venv $(VENV) || { echo "A virtual environment could not be made (on Debian: apt install python3-venv)."; exit 1; }
+
+# $(call install,EXTRAS): one pip run for the package with the named extras.
+define install
+	@mkdir -p $(STAMPS)
+	@echo "Installing Privet$(1) into $(VENV) (PyTorch is large: the first time takes a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(1)' 2> >(grep -v '^WARNING: Location' >&2) || { echo "The install failed: pip's message is above. Check the network and the free disk space, then run make again."; exit 1; }
+	@touch $@
+endef
+
+$(STAMPS)/run: pyproject.toml | $(BIN)/python
+	$(call install,)
+
+$(STAMPS)/dev: pyproject.toml | $(BIN)/python
+	$(call install,[dev$(comma)docs])
+	@touch $(STAMPS)/run
+
+comma := ,
+
+demo: $(STAMPS)/run ## Train, account, attack and report on MNIST in under five minutes
+	@$(BIN)/privet demo
+
+test: lint types imports tests docs ## Everything that must hold
+
+lint: $(STAMPS)/dev ## Ruff, lint and format
+	@echo "Ruff"; $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . || { echo "Ruff found something: 'make format' mends most of it."; exit 1; }
+
+types: $(STAMPS)/dev ## The strict type checker on src
+	@echo "Types"; $(BIN)/mypy
+
+imports: $(STAMPS)/dev ## Imports point backwards along the data flow
+	@echo "Imports"; $(BIN)/lint-imports
+
+tests: $(STAMPS)/dev ## The tests
+	@echo "Tests"; $(BIN)/pytest -q
+
+bench: $(STAMPS)/dev ## The benchmarks (long; run nothing beside them)
+	@for benchmark in benchmarks/*.py; do echo "$$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done
+
+docs: $(STAMPS)/dev ## Build the documentation into site/
+	@echo "Docs"; $(BIN)/mkdocs build --quiet --strict
+
+format: $(STAMPS)/dev ## Let ruff mend what it can
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+clean: ## Remove what the builds made (not the data cache, not runs/)
+	@rm -rf $(VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
