@@ -1,0 +1,77 @@
+"""The program `privet`: its verbs, its exit codes and how it says that something is wrong.
+
+Exit codes: 0 done, 1 a run failed, 2 bad usage or input, 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from privet import __version__
+from privet.errors import PrivetError
+
+# The order of the work. A verb is listed in the help when its file registers it, never before it works.
+ORDER = (
+    "data",
+    "train",
+    "synthesize",
+    "account",
+    "attack",
+    "audit",
+    "compare",
+    "reproduce",
+    "report",
+    "demo",
+)
+
+INTERRUPTED = 130
+
+
+class Verbs(TyperGroup):
+    """The verbs in the order of the work, and one sentence instead of a traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PrivetError as error:
+            typer.echo(f"privet: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("privet: stopped; what was finished before is kept.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="privet",
+    cls=Verbs,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start here:  privet demo",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"privet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Private deep learning: train, account, attack and report in one run."""
+
+
+def main() -> None:
+    """Run `privet` with the arguments of the process."""
+    app(prog_name="privet")
