@@ -1,0 +1,169 @@
+"""CIFAR-10 and CIFAR-100 Python batches: pickles, read without running anything that a pickle can ask for."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from privet.data.dataset import Dataset, Split
+from privet.data.files import open_file
+from privet.data.labels import check_labels
+from privet.errors import InputError
+
+PIXELS = 3 * 32 * 32
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SPLITS = {
+    "train": ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
+    "test": ("test_batch",),
+}
+SPLITS_100 = {"train": ("train",), "test": ("test",)}
+
+
+class _DType:
+    """Stands for ``numpy.dtype`` while unpickling: keeps the name, runs nothing."""
+
+    def __init__(self, name: Any, *rest: Any) -> None:  # noqa: ARG002
+        self.name = name.decode("ascii") if isinstance(name, bytes) else str(name)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Array:
+    """Stands for ``numpy.ndarray`` while unpickling: keeps shape, type and bytes, runs nothing."""
+
+    shape: Any = None
+    kind: Any = None
+    raw: Any = None
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        _, self.shape, self.kind, _, self.raw = state
+
+    def pixels(self) -> NDArray[np.uint8]:
+        if not isinstance(self.kind, _DType) or self.kind.name not in ("u1", "|u1", "uint8"):
+            raise ValueError("not an array of bytes")
+        return np.frombuffer(bytearray(self.raw), dtype=np.uint8).reshape(self.shape)
+
+
+def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> _Array:  # noqa: ARG001
+    array = _Array()
+    array.shape, array.kind, array.raw = shape, kind, raw
+    return array
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    if encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError("_codecs.encode")
+    return str(text).encode("latin1")
+
+
+def _make_array(*_: Any) -> _Array:
+    return _Array()
+
+
+# Everything that a batch written by any version of numpy names, and the harmless thing that stands for it here.
+ALLOWED: Mapping[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _DType,
+    ("numpy.core.multiarray", "_reconstruct"): _make_array,
+    ("numpy._core.multiarray", "_reconstruct"): _make_array,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _ForbiddenError(Exception):
+    """The pickle asks for something that no batch needs."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows only the names of ``ALLOWED``; every other name, and so every call of foreign code, is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return ALLOWED[module, name]
+        except KeyError:
+            raise _ForbiddenError(f"{module}.{name}") from None
+
+
+def read_batch(path: Path) -> dict[str, Any]:
+    """The dictionary in one batch file. Raises InputError where it is no pickle or asks for code to be run."""
+    with open_file(path) as file:
+        try:
+            content = _Unpickler(file, encoding="bytes").load()
+        except _ForbiddenError as name:
+            raise InputError(
+                f"{path} asks to run {name}, which no CIFAR batch needs: it may be an attack, get the file from its authors."
+            ) from None
+        except Exception:  # a damaged pickle raises nearly anything
+            raise InputError(f"{path} is not a CIFAR batch, or it is truncated: copy or download it again.") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a CIFAR batch (no dictionary inside): give data_batch_1 or the like.")
+    return {
+        key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key): value for key, value in content.items()
+    }
+
+
+def _records(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    batch = read_batch(path)
+    labels = batch.get("labels", batch.get("fine_labels"))
+    if not isinstance(batch.get("data"), _Array) or not isinstance(labels, list):
+        raise InputError(f"{path} has no 'data' and 'labels' (it has {', '.join(sorted(batch))}): give a CIFAR batch.")
+    try:
+        pixels = batch["data"].pixels()
+        targets = np.array(labels, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{path} holds data or labels of the wrong type or size: copy or download it again.") from None
+    if pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(targets) or len(pixels) == 0:
+        raise InputError(
+            f"{path} holds data of shape {pixels.shape} for {len(targets)} labels, not {PIXELS} values for each label: "
+            "copy or download it again."
+        )
+    return pixels.reshape(-1, 3, 32, 32), targets
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    for name, key in (("batches.meta", "label_names"), ("meta", "fine_label_names")):
+        if (folder / name).is_file():
+            names = read_batch(folder / name).get(key)
+            if not isinstance(names, list) or not all(isinstance(n, bytes | str) for n in names):
+                raise InputError(f"{folder / name} has no {key!r}: copy or download it again.")
+            return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names)
+    return CIFAR10_CLASSES
+
+
+def read_cifar(path: Path) -> Dataset:
+    """A folder of CIFAR-10 (``data_batch_1`` ... ``test_batch``) or CIFAR-100 (``train``, ``test``), or one batch file.
+
+    The class names are those of ``batches.meta`` or ``meta`` beside the batches, else CIFAR-10's.
+    Raises InputError where a batch is missing: four fifths of a data set would pass unseen.
+    """
+    if not path.is_dir():
+        classes = _class_names(path.parent)
+        return Dataset(path.name, classes, {"train": _read_split([path], classes)})
+    classes = _class_names(path)
+    layout = SPLITS_100 if (path / "train").is_file() else SPLITS
+    splits = {}
+    for split, names in layout.items():
+        if any((path / name).exists() for name in names):
+            splits[split] = _read_split([path / name for name in names], classes)
+    if not splits:
+        raise InputError(f"{path} holds no data_batch_1 or test_batch: name the folder with the CIFAR Python batches.")
+    return Dataset(path.resolve().name, classes, splits)
+
+
+def _read_split(files: list[Path], classes: tuple[str, ...]) -> Split:
+    inputs, labels = [], []
+    for file in files:
+        pixels, targets = _records(file)
+        inputs.append(pixels)
+        labels.append(check_labels(file, targets, classes))
+    return Split(torch.from_numpy(np.concatenate(inputs)), torch.cat(labels))

@@ -1,0 +1,144 @@
+"""A data set: named splits of records, the class names, and a fingerprint of the whole."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from privet.errors import InputError
+
+
+def as_float(inputs: Tensor) -> Tensor:
+    """A batch as a network takes it: float32, with a channel dimension where it holds images.
+
+    - uint8 means pixels: they are divided by 255, so they lie in [0, 1];
+    - ``[N, H, W]`` becomes ``[N, 1, H, W]``; every other shape stays as it is;
+    - every other type is only cast to float32.
+    """
+    floats = inputs.to(torch.float32)
+    if inputs.dtype == torch.uint8:
+        floats = floats / 255
+    return floats.unsqueeze(1) if floats.ndim == 3 else floats
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Records and their labels, as stored, and a torch map-style data set of ``(x, y)`` pairs.
+
+    Guaranteed: ``inputs`` and ``labels`` have the same length, which is not zero; labels are int64 and not negative.
+    ``inputs`` may be memory-mapped from the cache (copy on write: nothing ever reaches the file), so uint8 images
+    cost no memory until they are read. What ``split[i]``, ``batch`` and ``tensors`` give went through ``as_float``.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+            raise InputError("labels must be a one-dimensional int64 tensor: convert them with labels.long().")
+        if self.inputs.ndim < 2 or len(self.inputs) != len(self.labels):
+            raise InputError(
+                f"inputs of shape {tuple(self.inputs.shape)} do not match {len(self.labels)} labels: "
+                "give one row of inputs for each label."
+            )
+        if len(self.labels) == 0:
+            raise InputError("a split without records cannot be used: give at least one record.")
+        if int(self.labels.min()) < 0:
+            raise InputError("labels must not be negative: number the classes from 0.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"record {index} of a split of {len(self)}")
+        return as_float(self.inputs[index].unsqueeze(0))[0], self.labels[index]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self[index] for index in range(len(self)))
+
+    def batch(self, indices: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The records at ``indices`` as one batch. Only these are read and converted."""
+        where = torch.as_tensor(indices, dtype=torch.int64)
+        return as_float(self.inputs[where]), self.labels[where]
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All records as ``(x, y)``, converted once and kept: four bytes a pixel. Use ``batch`` to spare memory."""
+        return as_float(self.inputs), self.labels
+
+    def select(self, indices: Tensor | Sequence[int]) -> "Split":
+        """A split of only the records at ``indices``, in that order, as stored."""
+        where = torch.as_tensor(indices, dtype=torch.int64)
+        return Split(self.inputs[where], self.labels[where])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """One data set: a name, class names and the splits that were found.
+
+    Guaranteed: every label is below ``len(classes)``; all splits have records of one shape and type.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    splits: Mapping[str, Split]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "splits", MappingProxyType(dict(self.splits)))
+        if not self.splits:
+            raise InputError(f"{self.name} has no splits: give at least one.")
+        kinds = {(split.inputs.shape[1:], split.inputs.dtype) for split in self.splits.values()}
+        if len(kinds) > 1:
+            raise InputError(f"the splits of {self.name} hold records of different shapes or types: make them alike.")
+        for title, split in self.splits.items():
+            if (highest := int(split.labels.max())) >= len(self.classes):
+                raise InputError(
+                    f"{self.name}, split {title}: label {highest} is out of range for {len(self.classes)} classes: "
+                    "name every class."
+                )
+
+    def __getitem__(self, split: str) -> Split:
+        try:
+            return self.splits[split]
+        except KeyError:
+            raise InputError(f"{self.name} has no split {split!r}: it has {', '.join(self.splits)}.") from None
+
+    def __len__(self) -> int:
+        """The number of records in all splits together."""
+        return sum(len(split) for split in self.splits.values())
+
+    @property
+    def train(self) -> Split:
+        return self["train"]
+
+    @property
+    def test(self) -> Split:
+        return self["test"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one record as a network takes it: ``(1, 28, 28)`` for MNIST."""
+        return tuple(next(iter(self.splits.values()))[0][0].shape)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex over class names, split names, shapes, types and contents; the data set's name is left out.
+
+        The same records in the same order have the same fingerprint whichever reader or source they came through.
+        """
+        digest = hashlib.sha256()
+        digest.update(repr(self.classes).encode())
+        for title, split in sorted(self.splits.items()):
+            for part in (split.inputs, split.labels):
+                digest.update(repr((title, tuple(part.shape), str(part.dtype))).encode())
+                digest.update(memoryview(part.contiguous().numpy()).cast("B"))
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{title} {len(split)}" for title, split in self.splits.items())
+        return f"Dataset({self.name}: {counts}; records {self.shape}; {len(self.classes)} classes)"

@@ -1,0 +1,140 @@
+"""IDX, the format of MNIST: two zero bytes, a type, the number of dimensions, big-endian sizes, then the values."""
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privet.data.dataset import Dataset, Split
+from privet.data.files import open_file
+from privet.data.labels import TEN_DIGITS, check_labels
+from privet.errors import InputError
+
+TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+CODES = {np.dtype(kind).newbyteorder("="): code for code, kind in TYPES.items()}
+MAP_FROM_BYTES = 1 << 20  # below this a copy in memory is as quick as a map
+SPLITS = {"train": ("train",), "test": ("t10k", "test")}
+
+
+def read_idx(path: Path) -> NDArray[Any]:
+    """The array in an IDX file, plain or gzipped, in native byte order.
+
+    Large plain uint8 files are memory-mapped, copy on write. Raises InputError where the file is not IDX, is shorter
+    or longer than its header says, or holds a NaN or an infinite value.
+    """
+    with open_file(path) as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            return _read(path, cast(BinaryIO, gzip.GzipFile(fileobj=file)) if zipped else file, zipped)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise InputError(f"{path} is a damaged or truncated gzip file: copy or download it again.") from None
+
+
+def _read(path: Path, file: BinaryIO, zipped: bool) -> NDArray[Any]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
+        raise InputError(
+            f"{path} is not an IDX file (it begins with {magic.hex(' ')}): "
+            "give an IDX file, or name the format that it has, as in csv:PATH or folder:PATH."
+        )
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise InputError(f"{path} is truncated within its IDX header: copy or download it again.")
+    shape = struct.unpack(f">{magic[3]}I", sizes)
+    kind = np.dtype(TYPES[magic[2]])
+    expected = math.prod(shape) * kind.itemsize
+    header = 4 + len(sizes)
+    if expected == 0:
+        raise InputError(f"{path} holds no records (its IDX header says {shape}): give a file with records.")
+    if not zipped:
+        _check_size(path, path.stat().st_size - header, expected)
+        if kind == np.uint8 and expected >= MAP_FROM_BYTES:
+            return np.memmap(path, dtype=np.uint8, mode="c", offset=header, shape=shape)
+    raw = file.read(expected + 1)
+    _check_size(path, len(raw), expected)
+    values = np.frombuffer(bytearray(raw), dtype=kind).reshape(shape)
+    if kind.kind == "f" and not np.isfinite(values).all():
+        record = int(np.argwhere(~np.isfinite(values))[0][0]) + 1
+        raise InputError(f"{path}, record {record}: a value is NaN or infinite: mend or remove the record.")
+    return values.astype(kind.newbyteorder("="), copy=False)
+
+
+def _check_size(path: Path, found: int, expected: int) -> None:
+    if found < expected:
+        raise InputError(f"{path} is truncated ({found} of {expected} bytes of values): copy or download it again.")
+    if found > expected:
+        raise InputError(
+            f"{path} has bytes after the {expected} bytes of values that its header promises: "
+            "it is damaged or not IDX; copy or download it again."
+        )
+
+
+def write_idx(path: Path, values: NDArray[Any]) -> None:
+    """Write an array as an IDX file. The bytes depend on nothing but shape, type and values."""
+    try:
+        code = CODES[values.dtype.newbyteorder("=")]
+    except KeyError:
+        raise InputError(
+            f"IDX cannot hold {values.dtype}: convert the array to {', '.join(map(str, CODES))}."
+        ) from None
+    with path.open("wb") as file:
+        file.write(struct.pack(f">HBB{values.ndim}I", 0, code, values.ndim, *values.shape))
+        file.write(np.ascontiguousarray(values, dtype=TYPES[code]).tobytes())
+
+
+def read_idx_split(images: Path, labels: Path, classes: Sequence[str]) -> Split:
+    """Images and labels from two IDX files that belong together."""
+    inputs, targets = read_idx(images), read_idx(labels)
+    if targets.ndim != 1 or targets.dtype.kind not in "ui":
+        raise InputError(f"{labels} does not hold labels (shape {targets.shape}): name the labels' file.")
+    if inputs.ndim < 2:
+        raise InputError(f"{images} does not hold records (shape {inputs.shape}): name the images' file.")
+    if len(inputs) != len(targets):
+        raise InputError(
+            f"{images} holds {len(inputs)} records and {labels} {len(targets)} labels: give two files that belong together."
+        )
+    return Split(_tensor(inputs), check_labels(labels, targets, classes))
+
+
+def read_idx_dataset(path: Path, classes: Sequence[str] = TEN_DIGITS) -> Dataset:
+    """A folder with MNIST's file names (``train-images-idx3-ubyte`` and so on, plain or ``.gz``), or one images file.
+
+    Beside an images file its labels must lie, named alike with ``labels`` for ``images``; it becomes split ``train``.
+    The class names are the ten digits unless you declare others: they are never taken from the labels.
+    """
+    if not path.is_dir():
+        images = path
+        open_file(path).close()
+        if "images" not in path.name:
+            raise InputError(f"{path} has no 'images' in its name, so its labels cannot be found: name the folder.")
+        return Dataset(path.name, tuple(classes), {"train": read_idx_split(images, _labels_of(images), classes)})
+    splits = {}
+    for split, stems in SPLITS.items():
+        for stem in stems:
+            found = sorted(p for p in path.glob(f"{stem}-images*") if p.suffix != ".part")
+            if found and split not in splits:
+                splits[split] = read_idx_split(found[0], _labels_of(found[0]), classes)
+    if not splits:
+        raise InputError(f"{path} holds no train-images or t10k-images file: name the folder with the IDX files.")
+    return Dataset(path.resolve().name, tuple(classes), splits)
+
+
+def _labels_of(images: Path) -> Path:
+    prefix, _, _ = images.name.rpartition("images")
+    found = sorted(images.parent.glob(f"{prefix}labels*"))
+    if not found:
+        raise InputError(f"{images} has no labels beside it: put {prefix}labels-idx1-ubyte into the same folder.")
+    return found[0]
+
+
+def _tensor(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values)
