@@ -1,0 +1,60 @@
+"""What was done to the data, what it cost, and by whose theorem."""
+
+from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named
+from privet.privacy.calibration import calibrate_noise
+from privet.privacy.events import (
+    ApproximateDP,
+    CovarianceRelease,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    GroupedL2,
+    IsotropicL2,
+    Laplace,
+    NoisyVotes,
+    Nothing,
+    NotPrivate,
+    PaddedPoisson,
+    PoissonSampled,
+    PublishedClaim,
+    PureEpsilon,
+    RandomizedResponse,
+    ShuffledEpoch,
+)
+from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, weakest
+from privet.privacy.ledger import Ledger, LedgerError
+from privet.privacy.relations import Relation
+from privet.privacy.spent import Spent
+
+__all__ = [
+    "Accountant",
+    "ApproximateDP",
+    "Assumed",
+    "Claimed",
+    "CovarianceRelease",
+    "Event",
+    "FixedSizeSampled",
+    "Gaussian",
+    "GroupedL2",
+    "Guarantee",
+    "IsotropicL2",
+    "Laplace",
+    "Ledger",
+    "LedgerError",
+    "NoisyVotes",
+    "NotPrivate",
+    "Nothing",
+    "PaddedPoisson",
+    "PoissonSampled",
+    "Proved",
+    "PublishedClaim",
+    "PureEpsilon",
+    "RandomizedResponse",
+    "Relation",
+    "ShuffledEpoch",
+    "Spent",
+    "UnsupportedEventError",
+    "accountant_named",
+    "calibrate_noise",
+    "weakest",
+]

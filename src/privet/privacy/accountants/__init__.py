@@ -1,0 +1,23 @@
+"""Accountants by name."""
+
+from __future__ import annotations
+
+from privet.errors import InputError
+from privet.privacy.accountants._base import Accountant, UnsupportedEventError
+from privet.privacy.accountants.reference import ReferencePLD
+
+_ACCOUNTANTS: dict[str, Accountant] = {"pld": ReferencePLD()}
+
+
+def accountant_named(accountant: str | Accountant) -> Accountant:
+    """The accountant of that name; an accountant itself is passed through."""
+    if isinstance(accountant, Accountant):
+        return accountant
+    try:
+        return _ACCOUNTANTS[accountant.lower()]
+    except (KeyError, AttributeError):
+        known = ", ".join(_ACCOUNTANTS)
+        raise InputError(f"There is no accountant {accountant!r}; the accountants are {known}.") from None
+
+
+__all__ = ["Accountant", "UnsupportedEventError", "accountant_named"]

@@ -1,0 +1,38 @@
+"""The vocabulary of what can happen to data: frozen, serialisable values that compose with `+` and `*`."""
+
+from privet.privacy.events._base import Composed, Event, Nothing, Repeated, Under, composed, tally
+from privet.privacy.events._noise import (
+    CovarianceRelease,
+    Gaussian,
+    GroupedL2,
+    IsotropicL2,
+    Laplace,
+    NoisyVotes,
+)
+from privet.privacy.events._sampling import FixedSizeSampled, PaddedPoisson, PoissonSampled, ShuffledEpoch
+from privet.privacy.events._stated import ApproximateDP, NotPrivate, PublishedClaim, PureEpsilon, RandomizedResponse
+
+__all__ = [
+    "ApproximateDP",
+    "Composed",
+    "CovarianceRelease",
+    "Event",
+    "FixedSizeSampled",
+    "Gaussian",
+    "GroupedL2",
+    "IsotropicL2",
+    "Laplace",
+    "NoisyVotes",
+    "NotPrivate",
+    "Nothing",
+    "PaddedPoisson",
+    "PoissonSampled",
+    "PublishedClaim",
+    "PureEpsilon",
+    "RandomizedResponse",
+    "Repeated",
+    "ShuffledEpoch",
+    "Under",
+    "composed",
+    "tally",
+]

@@ -1,0 +1,211 @@
+"""What happened to the data, as plain values: composition and serialisation of events."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from privet.errors import InputError
+from privet.privacy.guarantees import Guarantee, Proved, guarantee_from_dict, guarantee_to_dict, weakest
+
+Leaf = tuple["Event", int]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One use of the data. `a + b` is both, `a * n` is n times; an accountant says what it costs.
+
+    Formal guarantees: an event means exactly what its class's docstring says and nothing else; that meaning never
+    changes, so that a ledger written today has the same cost tomorrow.
+    """
+
+    _kinds: ClassVar[dict[str, type[Event]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Event._kinds[cls.__name__] = cls
+
+    def __add__(self, other: Event) -> Event:
+        if not isinstance(other, Event):
+            return NotImplemented
+        return composed(self, other)
+
+    def __mul__(self, count: int) -> Event:
+        if isinstance(count, bool) or not hasattr(count, "__index__"):
+            return NotImplemented
+        return repeated(self, count.__index__())
+
+    __rmul__ = __mul__
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What stands behind the cost of this event."""
+        return weakest(inner.guarantee for inner in self.inner) if self.inner else Proved()
+
+    @property
+    def sampling(self) -> str:
+        """How records were chosen, in two or three words; empty if every record was used."""
+        return ""
+
+    @property
+    def inner(self) -> tuple[Event, ...]:
+        """The events inside this one."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(value for value in values if isinstance(value, Event))
+
+    def under(self, guarantee: Guarantee) -> Event:
+        """The same event with a weaker guarantee, where the run does not do what the theorem asks."""
+        return Under(self, guarantee)
+
+    def leaves(self) -> Iterator[Leaf]:
+        """The events of which this one is the composition, each with how often it happened."""
+        yield self, 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary of JSON types, read back by `Event.from_dict`."""
+        fields = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {"kind": type(self).__name__, **fields}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Event:
+        if not isinstance(data, dict) or data.get("kind") not in Event._kinds:
+            raise InputError(f"This version of Privet knows no event like {data!r}.")
+        kind = Event._kinds[data["kind"]]
+        values = {key: _revive(value) for key, value in data.items() if key != "kind"}
+        if set(values) != {field.name for field in dataclasses.fields(kind)}:
+            raise InputError(f"{kind.__name__} does not have the fields {sorted(values)}.")
+        return kind(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Event):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return guarantee_to_dict(value)  # type: ignore[arg-type]
+    return value
+
+
+def _revive(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Event.from_dict(value) if "kind" in value else guarantee_from_dict(value)
+    if isinstance(value, list):
+        return tuple(_revive(item) for item in value)
+    return value
+
+
+@dataclass(frozen=True)
+class Nothing(Event):
+    """The data was not used: epsilon 0."""
+
+    def leaves(self) -> Iterator[Leaf]:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Repeated(Event):
+    """The same event `count` times, each with fresh randomness, adaptively chosen."""
+
+    event: Event
+    count: int
+
+    @property
+    def sampling(self) -> str:
+        return self.event.sampling
+
+    def leaves(self) -> Iterator[Leaf]:
+        for leaf, count in self.event.leaves():
+            yield leaf, count * self.count
+
+
+@dataclass(frozen=True)
+class Composed(Event):
+    """All of these events on the same data, adaptively chosen."""
+
+    events: tuple[Event, ...]
+
+    @property
+    def inner(self) -> tuple[Event, ...]:
+        return self.events
+
+    @property
+    def sampling(self) -> str:
+        return " and ".join(dict.fromkeys(event.sampling for event in self.events if event.sampling))
+
+    def leaves(self) -> Iterator[Leaf]:
+        for event in self.events:
+            yield from event.leaves()
+
+
+@dataclass(frozen=True)
+class Under(Event):
+    """An event whose cost is only as good as `basis`: the run differs from what the theorem asks."""
+
+    event: Event
+    basis: Guarantee
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return weakest((self.event.guarantee, self.basis))
+
+    @property
+    def sampling(self) -> str:
+        return self.event.sampling
+
+    def leaves(self) -> Iterator[Leaf]:
+        return self.event.leaves()
+
+
+def composed(*events: Event) -> Event:
+    """Every event, in order, with runs of equal events counted instead of listed."""
+    runs: list[list[Any]] = []
+    for event in events:
+        for part in event.events if isinstance(event, Composed) else (event,):
+            if isinstance(part, Nothing):
+                continue
+            base, count = (part.event, part.count) if isinstance(part, Repeated) else (part, 1)
+            if runs and runs[-1][0] == base:
+                runs[-1][1] += count
+            else:
+                runs.append([base, count])
+    parts = tuple(repeated(base, count) for base, count in runs)
+    if len(parts) == 1:
+        return parts[0]
+    return Composed(parts) if parts else Nothing()
+
+
+def repeated(event: Event, count: int) -> Event:
+    if count < 0:
+        raise InputError(f"An event cannot happen {count} times.")
+    if count == 0 or isinstance(event, Nothing):
+        return Nothing()
+    if isinstance(event, Repeated):
+        return Repeated(event.event, event.count * count)
+    return event if count == 1 else Repeated(event, count)
+
+
+def tally(event: Event) -> tuple[Leaf, ...]:
+    """The leaves with their counts added up, in an order that does not depend on the order of composition."""
+    counts: dict[Event, int] = {}
+    for leaf, count in event.leaves():
+        counts[leaf] = counts.get(leaf, 0) + count
+    return tuple(sorted(counts.items(), key=lambda item: repr(item[0])))
+
+
+def require_number(owner: object, name: str, value: float, *, low: float = 0.0, high: float = math.inf) -> None:
+    """Raise unless `value` is a real number in [low, high]."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if not good or math.isinf(value):
+        bound = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+        raise InputError(f"{name} of {type(owner).__name__} must be a number {bound}, and is {value!r}.")
+
+
+def require_whole(owner: object, name: str, value: int, *, low: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InputError(
+            f"{name} of {type(owner).__name__} must be a whole number of at least {low}, and is {value!r}."
+        )

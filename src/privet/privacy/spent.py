@@ -1,0 +1,59 @@
+"""What was spent: epsilon with everything that must travel with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from privet.privacy.guarantees import Guarantee, guarantee_to_dict
+from privet.privacy.relations import Relation
+
+
+@dataclass(frozen=True)
+class Spent:
+    """An (epsilon, delta) statement that can be read on its own.
+
+    Attributes:
+        epsilon: an upper bound, at `delta`.
+        delta: the delta of the statement.
+        relation: which data sets are neighbours.
+        unit: what is added, removed or replaced: "record", or what one group key stands for.
+        sampling: how records were chosen; empty where every record was used.
+        accountant: whose theorem gave epsilon.
+        guarantee: what stands behind it.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    unit: str
+    sampling: str
+    accountant: str
+    guarantee: Guarantee
+
+    def __str__(self) -> str:
+        said = (self.relation.describe(self.unit), self.sampling or "no sampling", self.accountant, str(self.guarantee))
+        return f"epsilon = {round_up(self.epsilon)} at delta = {self.delta:g} ({'; '.join(said)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "relation": self.relation.value,
+            "unit": self.unit,
+            "sampling": self.sampling,
+            "accountant": self.accountant,
+            **guarantee_to_dict(self.guarantee),
+        }
+
+
+def round_up(epsilon: float) -> str:
+    """Three significant digits, and never less than epsilon: a printed bound is still a bound."""
+    if not math.isfinite(epsilon) or epsilon <= 0:
+        return f"{epsilon:g}"
+    if epsilon >= 1000:
+        return f"{math.ceil(epsilon)}"
+    digits = 2 - math.floor(math.log10(epsilon))
+    # The tolerance keeps a value such as 3.0000000000000004 from being printed as 3.01.
+    return f"{math.ceil(epsilon * 10**digits * (1 - 1e-12)) / 10**digits:.3g}"
