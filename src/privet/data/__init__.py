@@ -1,9 +1,28 @@
-"""Data sets: read what users bring, get the well-known ones, split them. Nothing here is private yet."""
+"""Data sets: read what users bring, get the well-known ones, divide them."""
 
+from privet.data.cache import cache_root
 from privet.data.catalogue import CATALOGUE, Entry
 from privet.data.dataset import Dataset, Split, as_float
 from privet.data.download import Progress
-from privet.data.fetch import get
-from privet.data.load import load
+from privet.data.fetch import get, is_cached
+from privet.data.schema import Categorical, Numeric, Schema, read_schema
+from privet.data.spec import load
+from privet.data.splits import divide
 
-__all__ = ["CATALOGUE", "Dataset", "Entry", "Progress", "Split", "as_float", "get", "load"]
+__all__ = [
+    "CATALOGUE",
+    "Categorical",
+    "Dataset",
+    "Entry",
+    "Numeric",
+    "Progress",
+    "Schema",
+    "Split",
+    "as_float",
+    "cache_root",
+    "divide",
+    "get",
+    "is_cached",
+    "load",
+    "read_schema",
+]

@@ -16,10 +16,7 @@ from privet.errors import InputError
 
 PIXELS = 3 * 32 * 32
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-SPLITS = {
-    "train": ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
-    "test": ("test_batch",),
-}
+SPLITS = {"train": tuple(f"data_batch_{n}" for n in range(1, 6)), "test": ("test_batch",)}
 SPLITS_100 = {"train": ("train",), "test": ("test",)}
 
 
@@ -101,15 +98,19 @@ def read_batch(path: Path) -> dict[str, Any]:
             content = _Unpickler(file, encoding="bytes").load()
         except _ForbiddenError as name:
             raise InputError(
-                f"{path} asks to run {name}, which no CIFAR batch needs: it may be an attack, get the file from its authors."
+                f"{path} asks to run {name}, which no CIFAR batch needs: "
+                "it may be an attack; get the file from its authors."
             ) from None
         except Exception:  # a damaged pickle raises nearly anything
             raise InputError(f"{path} is not a CIFAR batch, or it is truncated: copy or download it again.") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a CIFAR batch (no dictionary inside): give data_batch_1 or the like.")
-    return {
-        key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key): value for key, value in content.items()
-    }
+    return {_text(key): value for key, value in content.items()}
+
+
+def _text(name: object) -> str:
+    """Batches of Python 2 hold bytes where those of Python 3 hold text."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _records(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -136,7 +137,7 @@ def _class_names(folder: Path) -> tuple[str, ...]:
             names = read_batch(folder / name).get(key)
             if not isinstance(names, list) or not all(isinstance(n, bytes | str) for n in names):
                 raise InputError(f"{folder / name} has no {key!r}: copy or download it again.")
-            return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names)
+            return tuple(map(_text, names))
     return CIFAR10_CLASSES
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,7 +137,7 @@ class Dataset:
         for title, split in sorted(self.splits.items()):
             for part in (split.inputs, split.labels):
                 digest.update(repr((title, tuple(part.shape), str(part.dtype))).encode())
-                digest.update(memoryview(part.contiguous().numpy()).cast("B"))
+                digest.update(part.contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from privet.data.archive import is_archive, unpack
@@ -113,9 +114,11 @@ def _try_sources(entry: Entry, staging: Path, folder: Path, progress: Progress) 
         _install(entry, staging, folder)
         shutil.rmtree(partial, ignore_errors=True)
         return
+    with suppress(OSError):  # bytes that a later run can go on from stay
+        partial.rmdir()
     raise PrivetError(
-        f"No source could give {entry.name}. {'. '.join(failures)}. Get its files from {entry.homepage} by other means, "
-        f"then run: privet data get {entry.name} --from FOLDER"
+        f"No source could give {entry.name}. {'. '.join(failures)}. "
+        f"Get its files from {entry.homepage} by other means, then run: privet data get {entry.name} --from FOLDER"
     )
 
 

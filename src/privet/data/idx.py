@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from privet.data.dataset import Dataset, Split
 from privet.data.files import open_file
@@ -100,9 +99,10 @@ def read_idx_split(images: Path, labels: Path, classes: Sequence[str]) -> Split:
         raise InputError(f"{images} does not hold records (shape {inputs.shape}): name the images' file.")
     if len(inputs) != len(targets):
         raise InputError(
-            f"{images} holds {len(inputs)} records and {labels} {len(targets)} labels: give two files that belong together."
+            f"{images} holds {len(inputs)} records and {labels} {len(targets)} labels: "
+            "give two files that belong together."
         )
-    return Split(_tensor(inputs), check_labels(labels, targets, classes))
+    return Split(torch.from_numpy(inputs), check_labels(labels, targets, classes))
 
 
 def read_idx_dataset(path: Path, classes: Sequence[str] = TEN_DIGITS) -> Dataset:
@@ -134,7 +134,3 @@ def _labels_of(images: Path) -> Path:
     if not found:
         raise InputError(f"{images} has no labels beside it: put {prefix}labels-idx1-ubyte into the same folder.")
     return found[0]
-
-
-def _tensor(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values)

