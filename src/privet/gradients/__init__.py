@@ -1,0 +1,10 @@
+"""Gradients of every record in one backward pass, on any model."""
+
+from privet.gradients import rules
+from privet.gradients.engine import Engine
+from privet.gradients.module_rules import rule
+from privet.gradients.per_example import PerExampleGradients
+from privet.gradients.recorder import UnsupportedModelError
+from privet.gradients.rules.generic import SlowPathWarning
+
+__all__ = ["Engine", "PerExampleGradients", "SlowPathWarning", "UnsupportedModelError", "rule", "rules"]

@@ -1,0 +1,286 @@
+"""The recorder: sees every torch operation of a forward pass and taps those that combine records with parameters.
+
+It is a torch function mode and not a set of layer hooks, because then it sees *every* use of a parameter: a weight tied
+by ``F.linear(x, embedding.weight)``, a bare ``nn.Parameter``, a layer called twice, a weight that is recomputed from
+others. What it cannot see (a custom ``autograd.Function``) autograd delivers to ``parameter.grad``, where the engine
+stands guard and refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from privet.errors import PrivetError
+from privet.gradients.layout import UNKNOWN, Moved, follow, position, stride_at
+from privet.gradients.operation import RULES, Operation
+from privet.gradients.tap import copies, tap
+from privet.gradients.use import Budget, Use
+
+
+class UnsupportedModelError(PrivetError):
+    """Per-example gradients of this model cannot be formed; the message names the module and the way out."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """What one forward and one backward pass over one physical batch recorded."""
+
+    records: int
+    budget: Budget
+    uses: list[Use] = field(default_factory=list)
+    received: list[Use] = field(default_factory=list)
+    derived: list[Tensor] = field(default_factory=list)
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A tensor computed from parameters alone."""
+
+    sources: tuple[Tensor, ...]
+    """The tracked tensors that it was computed from, in one step."""
+    expanded: Tensor | None = None
+    """The tracked tensor that it repeats along new or single dimensions, if it only does that."""
+
+
+_SILENT = frozenset(
+    "size dim stride numel nelement __len__ is_floating_point is_complex is_contiguous element_size data_ptr get_device "
+    "ndimension storage_offset __bool__ __format__ __repr__ item tolist type is_nested _is_view requires_grad_ "
+    "register_hook _set_grad_enabled new_zeros new_ones new_full new_empty new_tensor __hash__ is_same_size".split()
+)
+"""What says nothing of the records, or makes a constant."""
+_GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag"})
+
+
+class Recorder(TorchFunctionMode):
+    """Active while the model's forward pass runs; see the module's docstring."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__()
+        self.parameters = parameters
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._strides: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._derived: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.modules: list[str] = []
+        """The dotted names of the modules whose forward pass is running, outermost first."""
+        self.current: Pass | None = None
+        self._suspended: list[list[nn.Parameter]] = []
+
+    # --- what rules ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def module(self) -> str:
+        return self.modules[-1] if self.modules else ""
+
+    @property
+    def records(self) -> int:
+        assert self.current is not None
+        return self.current.records
+
+    def tracks(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._names or tensor in self._derived
+
+    def expanded_from(self, tensor: Tensor) -> Tensor | None:
+        derived: Derived | None = self._derived.get(tensor)
+        return derived.expanded if derived else None
+
+    def stride(self, tensor: Tensor) -> int | None:
+        """Where the records are, None if the tensor does not depend on the batch."""
+        found: int | None = self._strides.get(tensor)
+        return found
+
+    def known_stride(self, tensor: Tensor, operation: str) -> int:
+        stride = self.stride(tensor)
+        if stride is None or stride == UNKNOWN:
+            raise self.refusal(f"it is not known which part of the input of `{operation}` belongs to which record")
+        return stride
+
+    def refusal(self, why: str) -> UnsupportedModelError:
+        where = f"module '{self.module}'" if self.module else "the model"
+        return UnsupportedModelError(
+            f"Per-example gradients of {where} cannot be formed: {why}. If the module treats each record on its own, "
+            f"keep the records in one dimension, or register a rule for its class with @privet.gradients.rule."
+        )
+
+    # --- what rules do ----------------------------------------------------------------------------------------------
+
+    def record(self, out: Tensor, use: Use, saved: tuple[Tensor, ...]) -> Tensor:
+        return tap(out, self._receiver(use), *saved)
+
+    def copies(self, tensor: Tensor, shape: tuple[int, ...], use: Use) -> Tensor:
+        return copies(tensor, shape, self._receiver(use))
+
+    def _receiver(self, use: Use) -> Callable[[tuple[Tensor, ...], Tensor], None]:
+        current = self.current
+        assert current is not None
+        current.uses.append(use)
+
+        def receive(saved: tuple[Tensor, ...], grad: Tensor) -> None:
+            if current.closed:
+                raise PrivetError(
+                    "A backward pass went through a forward pass whose gradients were taken already: call backward "
+                    "once for each batch, before optimizer.step() and before the next batch."
+                )
+            self.before_receive(current)
+            with torch.no_grad():
+                use.receive(saved, grad, current.budget)
+            current.received.append(use)
+
+        return receive
+
+    def before_receive(self, current: Pass) -> None:
+        """Called in the backward pass before each use takes its gradient; the engine looks at the loss here."""
+
+    def note_derived(self, out: Tensor, sources: tuple[Tensor, ...], expanded: Tensor | None = None) -> None:
+        self._derived[out] = Derived(sources, expanded)
+        assert self.current is not None
+        # A slot refers to it after the forward pass is over, when nothing else may.
+        self.current.derived.append(out)
+
+    def sources(self, tensor: Tensor) -> list[str]:
+        """The names of the parameters that a tracked tensor depends on."""
+        if id(tensor) in self._names:
+            return [self._names[id(tensor)]]
+        derived: Derived = self._derived[tensor]
+        return list(dict.fromkeys(name for source in derived.sources for name in self.sources(source)))
+
+    def listen(self) -> None:
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    # --- interception -----------------------------------------------------------------------------------------------
+
+    def begin(self, current: Pass, inputs: Any, batch_dim: int, views: int) -> None:
+        """Mark the tensors that hold the batch: all inputs with as many rows, the first one for certain."""
+        self.current = current
+        rows = current.records * views
+        for index, tensor in enumerate(_tensors(inputs)):
+            if tensor.ndim <= batch_dim or tensor.shape[batch_dim] != rows:
+                continue
+            square = tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1]
+            if index and square and tensor.dtype != torch.long:
+                continue  # as like an attention mask as a batch; as a constant it is right either way
+            self._strides[tensor] = stride_at(tensor.shape, batch_dim, views)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        if self._suspended or name in _SILENT or (name not in _GETTERS_THAT_MOVE and func.__name__ == "__get__"):
+            return func(*args, **kwargs)
+        tensors = list(_tensors((args, kwargs)))
+        batched = [t for t in tensors if t in self._strides]
+        tracked = torch.is_grad_enabled() and any(self.tracks(t) for t in tensors)
+        if not tracked:
+            out = func(*args, **kwargs)
+            if batched:
+                self._follow(name, args, kwargs, tensors, out)
+            return out
+        if not batched:
+            return self._from_parameters_alone(name, func, args, kwargs, tensors)
+        if isinstance(func, FunctionType):
+            with self:
+                return _unguarded(func)(*args, **kwargs)
+        operation = Operation(self, name, func, args, kwargs)
+        out = RULES[name](operation) if name in RULES else operation.generic()
+        self._follow(name, args, kwargs, tensors, out)
+        return out
+
+    def _from_parameters_alone(
+        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        out = func(*args, **kwargs)
+        sources = tuple(t for t in tensors if self.tracks(t))
+        expanded = sources[0] if name in {"expand", "expand_as", "broadcast_to", "repeat"} else None
+        if expanded is not None and name == "repeat" and not _only_repeats_single(expanded, out):
+            expanded = None
+        for tensor in _tensors(out):
+            if tensor.requires_grad and not self.tracks(tensor):
+                self.note_derived(tensor, sources, expanded)
+        return out
+
+    def _follow(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any
+    ) -> None:
+        known = tuple((t, self._strides.get(t)) for t in tensors)
+        source, stride = next((t, s) for t, s in known if s is not None)
+        if any(s == UNKNOWN for _, s in known):
+            stride = UNKNOWN
+        for tensor in _tensors(out):
+            if (tensor.ndim and tensor not in self._strides) or name.endswith("_"):
+                moved = Moved(args, kwargs, source, stride, known, tensor, self.records)
+                self._strides[tensor] = follow(name, moved)
+
+    def suspend(self, module: nn.Module) -> None:
+        """A module with a rule of its own begins: its operations are not looked at, its parameters are constants."""
+        own = [p for p in module.parameters() if p.requires_grad]
+        for parameter in own:
+            parameter.requires_grad_(False)
+        self._suspended.append(own)
+
+    def resume(self) -> None:
+        for parameter in self._suspended.pop():
+            parameter.requires_grad_(True)
+
+    def set_stride_like(self, out: Tensor, inputs: tuple[Tensor, ...]) -> None:
+        """The records are in front, as they must be in the first input of a module with a rule of its own."""
+        front = inputs[0].shape[0] // self.records if inputs and self.records else 1
+        if front * self.records != out.shape[0]:
+            raise self.refusal("its own rule needs the records in the first dimension of its input and its output")
+        self.set_stride(out, stride_at(out.shape, 0, front))
+
+    def set_stride(self, tensor: Tensor, stride: int) -> None:
+        """State where the records are in the result of a rule that knows better than `follow`."""
+        self._strides[tensor] = stride if position(tensor.shape, stride, self.records) else UNKNOWN
+
+
+def _name(func: Callable[..., Any]) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", name)
+    return name
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            if isinstance(item, (Tensor, tuple, list, dict)):
+                yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _only_repeats_single(source: Tensor, out: Tensor) -> bool:
+    padded = [1] * (out.ndim - source.ndim) + list(source.shape)
+    return all(size in (1, grown) for size, grown in zip(padded, out.shape, strict=True))
+
+
+@cache
+def _unguarded(func: FunctionType) -> Callable[..., Any]:
+    """torch's own Python function without its first question, "is a mode active?", so that its parts are seen one by
+    one: multi-head attention becomes the linear maps it consists of, in torch's own words."""
+    never = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
+    clone = FunctionType(
+        func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__, func.__closure__
+    )
+    clone.__kwdefaults__ = func.__kwdefaults__
+    return clone
+
+
+def _never(*_: Any) -> bool:
+    return False

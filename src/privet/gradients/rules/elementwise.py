@@ -1,0 +1,110 @@
+"""Bare parameters in operations that broadcast or join: each record gets its own copy, whose gradient is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privet.gradients.layout import Position, canonical, position, stride_at
+from privet.gradients.operation import Operation, operation
+from privet.gradients.use import Budget, Use
+
+_BROADCASTING = (
+    "add sub mul div true_divide subtract multiply divide rsub pow rpow maximum minimum where lerp addcmul addcdiv "
+    "atan2 fmod remainder hypot logaddexp masked_fill __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ "
+    "__rtruediv__ __pow__ __rpow__ add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__"
+).split()
+_JOINING = ("cat", "concat", "concatenate")
+
+
+@operation(*_BROADCASTING, *_JOINING)
+def elementwise(op: Operation) -> Any:
+    joining = op.name in _JOINING
+    tensors = list(op.args[0]) if joining else [t for t in (*op.args, *op.kwargs.values()) if isinstance(t, Tensor)]
+    ndim = max(t.ndim for t in tensors)
+    batched = max((t for t in tensors if op.recorder.stride(t) is not None), key=lambda t: t.ndim)
+    at = position(batched.shape, op.stride(batched), op.records)
+    if at is None or (joining and at.dim == op.argument(1, "dim", 0) % ndim):
+        raise op.recorder.refusal(f"`{op.name}` joins a parameter to the records themselves")
+    # From the right, as broadcasting counts.
+    place = Position(at.dim - batched.ndim, at.outer, at.inner)
+    replaced = {id(t): _own_copy(op, t, place) for t in tensors if op.tracks(t)}
+
+    def swap(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return replaced.get(id(value), value)
+        if isinstance(value, (tuple, list)):
+            return type(value)(swap(item) for item in value)
+        return value
+
+    return op.func(*swap(op.args), **{key: swap(value) for key, value in op.kwargs.items()})
+
+
+def _own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
+    size = place.outer * op.records * place.inner
+    if tensor.ndim >= -place.dim and tensor.shape[place.dim] == size and size > 1:
+        source = op.recorder.expanded_from(tensor)
+        if source is None or (source.ndim >= -place.dim and source.shape[place.dim] != 1):
+            rows = Rows(op.module, op.records, {"parameter": tensor})
+            rows.stride = stride_at(tensor.shape, tensor.ndim + place.dim, place.inner)
+            return op.record(tensor.detach(), rows)
+        shape = tensor.shape
+        tensor = source
+    else:
+        shape = torch.Size([1] * (max(-place.dim, tensor.ndim) - tensor.ndim) + list(tensor.shape))
+    grown = list(shape)
+    if grown[place.dim] not in (1, size):
+        raise op.recorder.refusal(f"a parameter of shape {tuple(tensor.shape)} does not fit the records in `{op.name}`")
+    grown[place.dim] = size
+    use = Parameter(op.module, op.records, {"parameter": tensor})
+    use.stride = stride_at(grown, len(grown) + place.dim, place.inner)
+    return op.copies(tensor, tuple(grown), use)
+
+
+class Parameter(Use):
+    """A parameter that every record uses whole: the gradient of its copy is the record's gradient."""
+
+    stride: int
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+        tensor = self.slots["parameter"]
+        at = position(grad.shape, self.stride, self.records)
+        assert at is not None
+        split = grad.unflatten(at.dim, (at.outer, self.records, at.inner)).movedim(at.dim + 1, 0)
+        # The record's dimension stays as one of size 1, so that broadcasting is undone dimension by dimension.
+        own = split.sum((at.dim + 1, at.dim + 2), keepdim=False).unsqueeze(at.dim + 1)
+        budget.take(self.instance_bytes())
+        self.hold({"parameter": _summed_to(own, tensor.shape).to(tensor.dtype)})
+
+
+class Rows(Use):
+    """A tensor computed from parameters alone, of which each record uses its own rows."""
+
+    stride: int
+    grad: Tensor | None = None
+    per_record = ("grad",)
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+        self.grad = canonical(grad, self.stride, self.records).contiguous()
+        self.method = "chunks"
+
+    def form(self, rows: slice) -> dict[str, Tensor]:
+        assert self.grad is not None
+        indices = torch.arange(self.records)[rows]
+        formed = torch.zeros(len(indices), *self.slots["parameter"].shape, dtype=self.grad.dtype)
+        for number, index in enumerate(indices):
+            own = canonical(formed[number], self.stride, self.records)
+            own[index] = self.grad[index]
+        return {"parameter": formed}
+
+
+def _summed_to(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Undo broadcasting: sum each row of `rows` to `shape`."""
+    while rows.ndim - 1 > len(shape):
+        rows = rows.sum(1)
+    for dim, size in enumerate(shape):
+        if size == 1 and rows.shape[dim + 1] != 1:
+            rows = rows.sum(dim + 1, keepdim=True)
+    return rows

@@ -1,0 +1,112 @@
+"""Linear maps: ``nn.Linear`` on any number of dimensions, ``F.linear``, and ``x @ parameter``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privet.gradients.layout import canonical
+from privet.gradients.norms import squared_norms
+from privet.gradients.operation import Operation, operation
+from privet.gradients.use import Budget, Use
+
+_GRAM_SLOWDOWN = 1.0
+"""What a multiplication of the Gram method costs against one of the instantiation, measured by benchmarks/engine.py."""
+
+
+@operation("linear")
+def linear(op: Operation) -> Any:
+    x, weight, bias = op.argument(0, "input"), op.argument(1, "weight"), op.argument(2, "bias")
+    slots = {name: t for name, t in (("weight", weight), ("bias", bias)) if op.tracks(t)}
+    if op.tracks(x) or not slots:
+        return op.generic()
+    out = torch.nn.functional.linear(x, weight.detach(), None if bias is None else bias.detach())
+    use = Linear(op.module, op.records, slots)
+    use.input_stride, use.output_stride = op.stride(x), op.stride_after(x, out)
+    return op.record(out, use, x)
+
+
+@operation("matmul", "__matmul__", "mm")
+def matmul(op: Operation) -> Any:
+    x, weight = op.argument(0, "input"), op.argument(1, "other")
+    if op.tracks(x) or not op.tracks(weight) or weight.ndim != 2:
+        return op.generic()
+    return linear(op.replaced(torch.nn.functional.linear, (x, op.derive(weight.t, weight), None)))
+
+
+class Linear(Use):
+    per_record = ("x", "grad")
+    input_stride: int
+    output_stride: int
+    x: Tensor | None = None
+    grad: Tensor | None = None
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+        dtype = next(iter(self.slots.values())).dtype
+        x = as_sequences(saved[0], self.input_stride, self.records).to(dtype)
+        grad = as_sequences(grad, self.output_stride, self.records).to(dtype)
+        self.x, self.grad = x, grad
+        length, width, height = x.shape[1], x.shape[2], grad.shape[2]
+        if length == 1:
+            self.method = "product"
+            return
+        # Multiplications per record, beyond those of the plain weight gradient.
+        gram = length * (width + height) * _GRAM_SLOWDOWN
+        if "weight" not in self.slots or (gram >= width * height and budget.take(self.instance_bytes())):
+            self.hold(self.form(slice(0, self.records)))
+            self.x = self.grad = None
+        else:
+            self.method = "gram" if gram < 2 * width * height else "chunks"
+
+    def form(self, rows: slice) -> dict[str, Tensor]:
+        assert self.x is not None and self.grad is not None
+        grad = self.grad[rows]
+        formed = {}
+        if "weight" in self.slots:
+            formed["weight"] = torch.bmm(grad.mT, self.x[rows])
+        if "bias" in self.slots:
+            formed["bias"] = grad.sum(1)
+        return formed
+
+    def form_squared_norms(self) -> dict[str, Tensor]:
+        assert self.x is not None and self.grad is not None
+        if self.method == "chunks":
+            return super().form_squared_norms()
+        norms = {}
+        if "bias" in self.slots:
+            norms["bias"] = squared_norms(self.grad.sum(1) if self.grad.shape[1] > 1 else self.grad)
+        if "weight" in self.slots:
+            if self.method == "product":
+                norms["weight"] = squared_norms(self.x) * norms.get("bias", squared_norms(self.grad))
+            else:
+                norms["weight"] = gram_squared_norms(self.x, self.grad)
+        return norms
+
+    def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert self.x is not None and self.grad is not None
+        dtype = self.grad.dtype
+        summed = {}
+        if "bias" in self.slots:
+            summed["bias"] = torch.einsum("b,bth->h", weights["bias"].to(dtype), self.grad)
+        if "weight" in self.slots:
+            scale = weights["weight"].to(dtype).view(-1, 1, 1)
+            x, grad = self.x, self.grad
+            if x.shape[2] < grad.shape[2]:
+                x = x * scale
+            else:
+                grad = grad * scale
+            summed["weight"] = grad.flatten(0, 1).mT @ x.flatten(0, 1)
+        return summed
+
+
+def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
+    """`tensor` as ``(records, length, features)``."""
+    return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
+
+
+def gram_squared_norms(x: Tensor, grad: Tensor) -> Tensor:
+    """Squared norms of ``grad[i].T @ x[i]`` without forming it: the sum of the product of two Gram matrices."""
+    products = torch.bmm(x, x.mT).mul_(torch.bmm(grad, grad.mT))
+    return products.flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)

@@ -1,0 +1,61 @@
+"""Taps: identity nodes in the autograd graph that hand the gradient flowing through them to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Receive = Callable[[tuple[Tensor, ...], Tensor], None]
+"""Called in the backward pass with what was saved and the gradient of the tapped tensor."""
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, _anchor: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
+        # Through save_for_backward, so that activation checkpointing applies to what we keep as well, and so that
+        # autograd notices when somebody changes it in place.
+        ctx.save_for_backward(*saved)
+        ctx.receive = receive
+        # An alias and not a view: an in-place activation after it stays legal.
+        return out.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.receive(ctx.saved_tensors, grad)
+        return grad, None, None, *(None for _ in ctx.saved_tensors)
+
+
+def tap(out: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
+    """`out`, with `receive` called when the backward pass reaches it.
+
+    The anchor makes the result part of the graph even where no input requires a gradient, so that the first layer of a
+    network costs no gradient of its input.
+    """
+    anchor = torch.empty((), requires_grad=True)
+    tapped: Tensor = _Tap.apply(out, anchor, receive, *saved)  # type: ignore[no-untyped-call]
+    return tapped
+
+
+class _Copies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
+        ctx.receive = receive
+        return tensor.expand(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.receive((), grad)
+        return None, None, None, None
+
+
+def copies(tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
+    """`tensor` expanded to `shape`; `receive` gets the gradient of the expanded tensor, not its sum."""
+    anchor = torch.empty((), requires_grad=True)
+    expanded: Tensor = _Copies.apply(anchor, tensor.detach(), shape, receive)  # type: ignore[no-untyped-call]
+    return expanded
