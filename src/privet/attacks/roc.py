@@ -103,6 +103,16 @@ class Roc:
         """Whether there are enough non-members for a false positive rate of `fpr` to mean more than zero."""
         return self.non_members.size * fpr >= 1
 
+    def thinned(self, points: int) -> tuple[Array, Array]:
+        """At most `points` of the curve, for drawing: half evenly spaced, half spaced by the logarithm of the rate."""
+        half = points // 2 - 1
+        spaced = np.geomspace(1 / self.non_members.size, 1, half)
+        wanted = np.searchsorted(
+            self.false_positive_rate, np.concatenate([np.linspace(0, 1, half), spaced]), side="right"
+        )
+        kept = np.unique(np.concatenate([[0], wanted - 1, [self.thresholds.size - 1]]))
+        return self.false_positive_rate[kept], self.true_positive_rate[kept]
+
     def _point_at(self, fpr: float) -> int:
         if not 0 <= fpr <= 1:
             raise InputError(f"A false positive rate lies between 0 and 1, and this one is {fpr}.")

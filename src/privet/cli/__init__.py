@@ -1,5 +1,9 @@
 """The command line: one file per verb. Nothing heavy is imported until a verb runs."""
 
+from privet.cli import data, report
 from privet.cli.program import app, main
 
-__all__ = ["app", "main"]
+# Importing a verb's file registers the verb.
+VERBS = (data, report)
+
+__all__ = ["VERBS", "app", "main"]

@@ -29,6 +29,8 @@ ORDER = (
 
 INTERRUPTED = 130
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
 
 class Verbs(TyperGroup):
     """The verbs in the order of the work, and one sentence instead of a traceback."""

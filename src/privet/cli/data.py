@@ -1,0 +1,89 @@
+"""`privet data get` and `privet data list`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privet.cli.program import AsJson, app
+from privet.cli.progress import fetching
+
+if TYPE_CHECKING:
+    from privet.data import Dataset, Entry
+
+# For tab completion only: the catalogue itself takes PyTorch's second to import, too long for a key press.
+NAMES = ("mnist", "fashion-mnist", "cifar10", "digits")
+
+verbs = typer.Typer(no_args_is_help=True, help="Get data sets and list them.")
+app.add_typer(verbs, name="data")
+
+
+@verbs.command("get", epilog="Example:  privet data get mnist")
+def get(
+    name: Annotated[str, typer.Argument(help="A name that `privet data list` shows.", autocompletion=lambda: NAMES)],
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="A folder or archive of yours that holds the files; nothing else is tried."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a data set into the cache ($PRIVET_DATA, else your cache folder) and check every file."""
+    from privet import data
+
+    with fetching() as progress:
+        dataset = data.get(name, from_=from_, progress=progress)
+    facts = _facts(data.CATALOGUE[name], dataset, data.cache_root() / name)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        return
+    counts = ", ".join(f"{count:,} {split}" for split, count in facts["records"].items())
+    typer.echo(f"{name}: {counts} records of shape {' x '.join(map(str, facts['shape']))}")
+    typer.echo(f"{len(facts['classes'])} classes: {', '.join(facts['classes'])}")
+    if not facts["files"]:
+        typer.echo("It comes with scikit-learn: no file had to be fetched.")
+        return
+    typer.echo(f"in {facts['folder']}, SHA-256 checked:")
+    for file in facts["files"]:
+        typer.echo(f"  {file['sha256']}  {file['name']}")
+
+
+def _facts(entry: Entry, dataset: Dataset, folder: Path) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "records": {split: len(records) for split, records in dataset.splits.items()},
+        "shape": list(dataset.shape),
+        "classes": list(dataset.classes),
+        "fingerprint": dataset.fingerprint,
+        "folder": str(folder) if entry.files else None,
+        "files": [{"name": file.name, "sha256": file.sha256} for file in entry.files],
+    }
+
+
+@verbs.command("list", epilog="Example:  privet data list")
+def list_data(as_json: AsJson = False) -> None:
+    """List the data sets that Privet gets by name, and whether they are in the cache."""
+    from privet import data
+
+    root = data.cache_root()
+    cached = {entry.name: data.is_cached(entry, root) for entry in data.CATALOGUE.values()}
+    if as_json:
+        rows = [
+            {
+                "name": entry.name,
+                "title": entry.title,
+                "records": dict(entry.records),
+                "classes": list(entry.classes),
+                "cached": cached[entry.name],
+                "homepage": entry.homepage,
+            }
+            for entry in data.CATALOGUE.values()
+        ]
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for entry in data.CATALOGUE.values():
+        counts = " + ".join(f"{count:,}" for count in entry.records.values())
+        here = "here" if cached[entry.name] else "to fetch"
+        typer.echo(f"{entry.name:14} {counts:>16} records  {here:8}  {entry.title}")

@@ -1,0 +1,16 @@
+"""What a run was and what came out of it, as plain data and as one page."""
+
+from privet.report.environment import versions
+from privet.report.page import render, write_page
+from privet.report.record import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord
+
+__all__ = [
+    "AttackResult",
+    "DataSummary",
+    "Epoch",
+    "ModelSummary",
+    "RunRecord",
+    "render",
+    "versions",
+    "write_page",
+]

@@ -1,0 +1,165 @@
+"""The figures of the page: vector drawings that take their colours from the page, so that dark mode and print work."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from privet.report.record import AttackResult, Epoch
+from privet.report.words import share
+
+# Colours that are drawn, and the page's variables that replace them in the file.
+INK, SOFT, GRID, ACCENT, BOUND = "#010101", "#020202", "#030303", "#040404", "#050505"
+VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", ACCENT: "--accent", BOUND: "--bound"}
+SIZE = (4.4, 3.1)
+# The names of matplotlib's settings are a closed type only in its newest stubs.
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": SOFT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.major.pad": 6,
+    "ytick.major.pad": 6,
+    "text.color": INK,
+    "lines.linewidth": 2,
+    "lines.solid_capstyle": "round",
+    "path.simplify": True,
+}
+
+
+def budget(history: Sequence[Epoch], final: str) -> str:
+    """Epsilon after each epoch, with the spent epsilon of the whole run written at the end of the line."""
+
+    def draw(axes: Axes) -> None:
+        steps = [0, *(epoch.step for epoch in history)]
+        axes.plot(steps, [0.0, *(epoch.epsilon for epoch in history)], color=ACCENT)
+        last = history[-1]
+        axes.plot([last.step], [last.epsilon], "o", color=ACCENT, markersize=6)
+        axes.annotate(f"ε = {final}", (last.step, last.epsilon), xytext=(-8, 7), textcoords="offset points", ha="right")
+        axes.set_ylim(0, 1.18 * max(last.epsilon, 1e-9))
+        axes.set_xlim(0, last.step * 1.02)
+        _label(axes, "step", "epsilon spent")
+
+    last = history[-1]
+    return _svg("budget", draw, "Epsilon over time", f"Epsilon grows to {final} after {last.step:,} steps.")
+
+
+def loss(history: Sequence[Epoch]) -> str:
+    """The mean training loss of each epoch."""
+
+    def draw(axes: Axes) -> None:
+        steps = [epoch.step for epoch in history]
+        axes.plot(steps, [epoch.loss for epoch in history], color=ACCENT, marker="o", markersize=3.5)
+        axes.set_xlim(0, steps[-1] * 1.02)
+        axes.set_ylim(bottom=0)
+        _label(axes, "step", "training loss")
+
+    first, last = history[0], history[-1]
+    words = f"The mean loss of an epoch goes from {first.loss:.3g} to {last.loss:.3g} over {last.step:,} steps."
+    return _svg("loss", draw, "Training loss", words)
+
+
+def roc(attack: AttackResult, limit: Callable[[float], float], limit_name: str) -> str:
+    """The attack's curve, chance, and the line above which the guarantee lets no attack come."""
+
+    def draw(axes: Axes) -> None:
+        grid = [i / 400 for i in range(401)]
+        _bound(axes, grid, [limit(x) for x in grid])
+        axes.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
+        axes.plot(attack.false_positive_rate, attack.true_positive_rate, color=ACCENT, drawstyle="steps-post")
+        axes.text(0.62, 0.55, "chance", color=SOFT)
+        axes.text(0.97, 0.06, f"AUC {attack.auc:.3f}", color=ACCENT, ha="right", weight="bold")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1.005)
+        _percent(axes)
+        _label(axes, "false positive rate", "true positive rate")
+
+    words = f"The area under the curve of the attack is {attack.auc:.3f}; chance is 0.5. {limit_name} is drawn above."
+    return _svg("roc", draw, "ROC of the membership attack", words)
+
+
+def roc_at_low_rates(attack: AttackResult, limit: Callable[[float], float], limit_name: str) -> str:
+    """The same on logarithmic axes, where an attack that is sure of a few records would show."""
+    floor = 1 / attack.non_members
+
+    def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        grid = [floor ** (1 - i / 400) for i in range(401)]
+        _bound(axes, grid, [limit(x) for x in grid])
+        axes.plot(grid, grid, color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
+        pairs = zip(attack.false_positive_rate, attack.true_positive_rate, strict=True)
+        seen = [(x, y) for x, y in pairs if x > 0 and y > 0]
+        axes.plot([x for x, _ in seen], [y for _, y in seen], color=ACCENT, drawstyle="steps-post")
+        axes.set_xlim(floor, 1)
+        axes.set_ylim(floor, 1.1)
+        axes.minorticks_off()
+        _percent(axes)
+        _label(axes, "false positive rate (log)", "true positive rate (log)")
+
+    rates = "; ".join(f"{share(rate.tpr)} at a false positive rate of {share(rate.fpr)}" for rate in attack.rates)
+    words = f"True positive rate: {rates}. {limit_name} is drawn above."
+    return _svg("roc-log", draw, "ROC at low false positive rates", words)
+
+
+def _bound(axes: Axes, x: list[float], y: list[float]) -> None:
+    axes.fill_between(x, y, 1.1, color=BOUND, alpha=0.10, linewidth=0)
+    axes.plot(x, y, color=BOUND, linewidth=1.4, linestyle=(0, (6, 2, 1.5, 2)))
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    """The vertical axis is named above it and read horizontally: nobody turns a phone or a head."""
+    axes.set_xlabel(x)
+    axes.set_title(y, loc="left", fontsize=10, color=SOFT, pad=10)
+    for locator_axis in (axes.xaxis, axes.yaxis):
+        if locator_axis.get_scale() == "linear":
+            locator_axis.set_major_locator(MaxNLocator(5))
+
+
+def _percent(axes: Axes) -> None:
+    formatter = FuncFormatter(lambda value, _: f"{100 * value:.3g} %")
+    axes.xaxis.set_major_formatter(formatter)
+    axes.yaxis.set_major_formatter(formatter)
+
+
+def _svg(name: str, draw: Callable[[Axes], None], title: str, description: str) -> str:
+    """The drawing as one inline element: named for screen readers, coloured by the page, the same bytes every time."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        draw(figure.add_subplot())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    drawing = file.getvalue()
+    drawing = drawing[drawing.index("<svg") :]
+    drawing = re.sub(r"<(metadata|style).*?</\1>\s*", "", drawing, flags=re.DOTALL)
+    # Four drawings share one page: every name within them is made the drawing's own.
+    drawing = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", drawing)
+    for colour, variable in VARIABLES.items():
+        drawing = drawing.replace(colour, f"var({variable})")
+    view = re.search(r'viewBox="([^"]+)"', drawing)
+    assert view is not None
+    label = html.escape(f"{title}. {description}")
+    opening = f'<svg class="figure" id="{name}" role="img" aria-label="{label}" viewBox="{view[1]}">'
+    return re.sub(r"^<svg[^>]*>", lambda _: opening, drawing, count=1).strip()

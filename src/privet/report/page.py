@@ -1,0 +1,214 @@
+"""The page: one self-contained HTML file from the run's record and its ledger, and from nothing else."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from scipy import stats
+
+from privet.privacy.ledger import Ledger
+from privet.privacy.spent import Spent, round_up
+from privet.report import figures, words
+from privet.report.limit import Limit
+from privet.report.record import AttackResult, RunRecord, write_whole
+
+FILE = "report.html"
+
+
+def write_page(folder: Path) -> Path:
+    """Write `report.html` of a run folder, whole or not at all; made again, it has the same bytes."""
+    record = RunRecord.read(folder)
+    ledger = Ledger.open(folder / record.ledger, read_only=True)
+    return write_whole(folder / FILE, render(record, ledger))
+
+
+def render(record: RunRecord, ledger: Ledger) -> str:
+    """The page as text."""
+    spent = ledger.spent(record.delta)
+    standing = words.standing(spent.guarantee)
+    limit = Limit(spent.epsilon, spent.delta)
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        record=record,
+        statement=_unbroken(str(spent)),
+        standing=standing,
+        opening=_opening(spent),
+        meaning=_meaning(spent, limit),
+        tiles=_tiles(record, limit),
+        attack=record.attack,
+        too_few=bool(record.attack and not all(map(record.attack.resolves, record.attack.rates))),
+        verdict=_verdict(record.attack) if record.attack else "",
+        limit=limit,
+        figures=_figures(record, spent, limit, standing),
+        entries=[_entry(number, event, count) for number, (event, count) in enumerate(ledger, 1)],
+        head=ledger.head,
+        caveats=_caveats(record, spent),
+        command=shlex.join(record.command),
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number of the first screen, with what it must be read against."""
+
+    name: str
+    value: str
+    beside: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger in words."""
+
+    number: int
+    sentence: str
+    count: int
+    standing: words.Standing
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("privet.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters: dict[str, Any] = {"share": words.share, "number": words.number, "duration": words.duration}
+    environment.filters.update(filters)
+    return environment
+
+
+def _opening(spent: Spent) -> str:
+    kind = words.standing(spent.guarantee).kind
+    if not math.isfinite(spent.epsilon):
+        return "The trained model is not differentially private:"
+    if kind == "claimed":
+        return "The trained model is only claimed to be differentially private:"
+    return "The trained model is differentially private:"
+
+
+def _unbroken(statement: str) -> Markup:
+    """The statement with its two numbers kept on one line each; the text stays the ledger's own."""
+    return Markup(re.sub(r"(epsilon|delta) = [^ ]+", r'<span class="whole">\g<0></span>', str(escape(statement))))
+
+
+def _meaning(spent: Spent, limit: Limit) -> str:
+    """The statement for a reader to whom epsilon says nothing."""
+    if not math.isfinite(spent.epsilon):
+        return "Nothing limits what the model may reveal about a record."
+    changes = {"add-remove": "putting it in or leaving it out", "replace-one": "replacing it by another"}
+    factor = math.exp(spent.epsilon)
+    size = f"{math.ceil(factor * 10) / 10:,.1f}" if factor < 1000 else f"{factor:.3g}"
+    claimed = words.standing(spent.guarantee).kind == "claimed"
+    lead = "If the claim held, it would mean: for" if claimed else "For"
+    return (
+        f"{lead} any one {spent.unit}, {changes[spent.relation.value]} changes the probability of any result by a "
+        f"factor of at most {size}, except with probability {words.odds(spent.delta)}. "
+        f"Whoever guesses from the model whether a given {spent.unit} was used, and is wrong about "
+        f"{words.share(0.01)} of those that were not, is right about at most {words.share(limit(0.01))} of those that were."
+    )
+
+
+def _tiles(record: RunRecord, limit: Limit) -> list[Tile]:
+    right = round(record.test_accuracy * record.data.test_records)
+    interval = stats.binomtest(right, record.data.test_records).proportion_ci(method="wilson")
+    tiles = [
+        Tile(
+            "Accuracy on the test records",
+            f"{100 * record.test_accuracy:.2f} %",
+            f"95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f} %; "
+            f"on the training records {100 * record.training_accuracy:.2f} %",
+        )
+    ]
+    if attack := record.attack:
+        lowest = next((rate for rate in attack.rates if attack.resolves(rate)), attack.rates[-1])
+        tiles += [
+            Tile(
+                "Area under the attack's ROC",
+                f"{attack.auc:.3f}",
+                f"{100 * attack.level:.0f} % interval {attack.low:.3f} to {attack.high:.3f}; a coin has 0.5",
+            ),
+            Tile(
+                f"Members found at {words.share(lowest.fpr)} false alarms",
+                words.share(lowest.tpr),
+                f"a coin finds {words.share(lowest.fpr)}; the guarantee allows {words.share(limit(lowest.fpr))}",
+            ),
+        ]
+    tiles.append(
+        Tile("Records protected", f"{record.data.training_records:,}", f"the training part of {record.data.name}")
+    )
+    return tiles
+
+
+def _verdict(attack: AttackResult) -> str:
+    if attack.low > 0.5:
+        return (
+            "The attack tells members from non-members better than a coin: the whole interval lies above one half. "
+            "That is allowed as long as it stays below the limit of the guarantee."
+        )
+    if attack.high < 0.5:
+        return "The attack does worse than a coin: it has learned nothing that tells members from non-members."
+    return (
+        "The attack does no better than a coin: one half lies within the interval. "
+        "That is evidence about this attack, not a proof about others."
+    )
+
+
+def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Standing) -> dict[str, Markup]:
+    drawn = {}
+    if record.history:
+        drawn["budget"] = figures.budget(record.history, round_up(spent.epsilon))
+        drawn["loss"] = figures.loss(record.history)
+    if record.attack:
+        name = "The limit that is only claimed" if standing.kind == "claimed" else "The limit of the guarantee"
+        drawn["roc"] = figures.roc(record.attack, limit, name)
+        drawn["roc_log"] = figures.roc_at_low_rates(record.attack, limit, name)
+    # The drawings are made here and hold no text of the user's, except what `figures` has escaped.
+    return {name: Markup(drawing) for name, drawing in drawn.items()}
+
+
+def _entry(number: int, event: Any, count: int) -> Entry:
+    sentence = words.describe(event)
+    return Entry(number, sentence[0].upper() + sentence[1:] + ".", count, words.standing(event.guarantee))
+
+
+def _caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
+    caveats = [
+        (
+            "This page.",
+            "The training loss, the training accuracy and the attack were computed from the training records "
+            "without noise. They are not part of the statement: show them only to those who may see the data.",
+        ),
+        (
+            "Earlier runs.",
+            "Settings that were chosen by looking at other runs on the same data cost privacy that this ledger "
+            "does not hold.",
+        ),
+        (
+            "Other attacks.",
+            "An attack that finds nothing proves nothing; only the statement bounds every attack.",
+        ),
+        (
+            "Other units.",
+            f"One {spent.unit} is protected. Somebody who is in several is protected less.",
+        ),
+    ]
+    if record.seeds.get("noise", "secure") != "secure":
+        caveats.insert(
+            0,
+            (
+                "Seeded noise.",
+                "The noise was drawn from a seeded generator so that the run can be repeated. Whoever knows the seed "
+                "can take the noise away again: do not release this model; train the release with secure noise.",
+            ),
+        )
+    return caveats

@@ -1,0 +1,60 @@
+"""From plain data (what JSON holds) to frozen dataclasses, naming the first field that does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class MisfitError(ValueError):
+    """Plain data that does not fit its type; the message names the field."""
+
+
+def build(cls: type[T], plain: Any, where: str = "") -> T:
+    """An instance of a dataclass from a dictionary; every field is checked and none may be left over."""
+    if not isinstance(plain, dict):
+        raise MisfitError(f"{where or 'the record'} is {_kind(plain)} and should be an object")
+    hints = get_type_hints(cls)
+    values = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        name = f"{where}.{field.name}" if where else field.name
+        if field.name in plain:
+            values[field.name] = _fit(hints[field.name], plain[field.name], name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise MisfitError(f"'{name}' is missing")
+    unknown = sorted(set(plain) - {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    if unknown:
+        raise MisfitError(f"'{f'{where}.' if where else ''}{unknown[0]}' is not a field of this version of the record")
+    return cls(**values)
+
+
+def _fit(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _fit(arguments[0], value, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return build(hint, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_fit(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _fit(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    if hint in (str, int, bool) and type(value) is hint:
+        return value
+    expected = getattr(origin or hint, "__name__", str(hint))
+    raise MisfitError(f"'{where}' is {_kind(value)} and should be {_NAMES.get(expected, expected)}")
+
+
+_NAMES = {"str": "text", "int": "a whole number", "float": "a finite number", "tuple": "a list", "dict": "an object"}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, float):
+        return "a number" if math.isfinite(value) else str(value)
+    names = _NAMES | {"list": "a list", "NoneType": "null", "bool": str(value).lower()}
+    return names[type(value).__name__]

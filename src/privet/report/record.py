@@ -1,0 +1,189 @@
+"""The run record: what was run and what came out, as plain data, from which the page is made again at any time.
+
+The record holds no epsilon as its result: the privacy spent is always computed from the ledger that it names.
+The epsilon of each epoch is there to be drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from privet.attacks import Roc
+from privet.errors import InputError
+from privet.report.plain import MisfitError, build
+
+FILE = "record.json"
+FORMAT = 1
+CURVE_POINTS = 400
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """Which data, without any of it."""
+
+    name: str
+    fingerprint: str
+    training_records: int
+    test_records: int
+    classes: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What was trained: enough to build it again, and where its weights are within the run folder."""
+
+    name: str
+    parameters: int
+    arguments: dict[str, float] = field(default_factory=dict)
+    weights: str = ""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Where the run stood at the end of an epoch: the mean loss of its steps and the privacy spent so far."""
+
+    epoch: int
+    step: int
+    loss: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The true positive rate at one false positive rate."""
+
+    fpr: float
+    tpr: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """A membership attack: its ROC thinned for drawing, and the figures computed from all of it."""
+
+    name: str
+    members: int
+    non_members: int
+    auc: float
+    low: float
+    high: float
+    level: float
+    method: str
+    rates: tuple[Rate, ...]
+    false_positive_rate: tuple[float, ...]
+    true_positive_rate: tuple[float, ...]
+
+    def resolves(self, rate: Rate) -> bool:
+        """Whether the non-members are enough for that false positive rate to mean one false alarm or more."""
+        return self.non_members * rate.fpr >= 1
+
+    @classmethod
+    def of(cls, name: str, roc: Roc, fprs: tuple[float, ...] = (0.001, 0.01), level: float = 0.95) -> AttackResult:
+        """The plain form of a ROC."""
+        interval = roc.auc_interval(level)
+        rates = []
+        for fpr in fprs:
+            bounds = roc.tpr_interval(fpr, level)
+            rates.append(Rate(fpr, roc.tpr_at(fpr), bounds.low, bounds.high))
+        fpr_curve, tpr_curve = roc.thinned(CURVE_POINTS)
+        return cls(
+            name=name,
+            members=roc.members.size,
+            non_members=roc.non_members.size,
+            auc=roc.auc,
+            low=interval.low,
+            high=interval.high,
+            level=level,
+            method=interval.method,
+            rates=tuple(rates),
+            false_positive_rate=tuple(fpr_curve.tolist()),
+            true_positive_rate=tuple(tpr_curve.tolist()),
+        )
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run. `write` puts it into the run's folder, `read` takes it from there."""
+
+    title: str
+    method: str
+    created: str
+    command: tuple[str, ...]
+    seconds: float
+    delta: float
+    seeds: dict[str, str]
+    environment: dict[str, str]
+    data: DataSummary
+    model: ModelSummary
+    settings: dict[str, str]
+    history: tuple[Epoch, ...]
+    test_accuracy: float
+    training_accuracy: float
+    attack: AttackResult | None = None
+    ledger: str = "ledger.jsonl"
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> Path:
+        """Write `record.json` whole or not at all."""
+        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+        return write_whole(folder / FILE, text + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord:
+        """The record of a run folder; one sentence says what is wrong where there is none or it is damaged."""
+        path = folder / FILE
+        if not folder.is_dir():
+            raise InputError(
+                f"{folder}: there is no such folder; give the --out folder of a run, for example runs/demo."
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise InputError(f"{path}: this folder holds no run record; give the --out folder of a run.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: the run record cannot be read ({error}); run the command again.") from None
+        try:
+            record = build(cls, json.loads(text))
+            _check(record)
+        except json.JSONDecodeError as error:
+            where = f"line {error.lineno}, column {error.colno}"
+            raise InputError(f"{path}: the run record is damaged at {where}; run the command again.") from None
+        except MisfitError as error:
+            raise InputError(f"{path}: {error}; the run record is damaged, so run the command again.") from None
+        return record
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file so that a reader sees either the old one or the whole new one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _check(record: RunRecord) -> None:
+    """What types cannot say."""
+    if record.format != FORMAT:
+        raise MisfitError(f"its format is {record.format} and this version of Privet reads {FORMAT}")
+    for name, file in (("ledger", record.ledger), ("model.weights", record.model.weights)):
+        # A record that was sent to us must not be able to point at our other files.
+        if file and file != Path(file).name:
+            raise MisfitError(f"'{name}' must name a file of the run folder, and is {file!r}")
+    if record.attack and len(record.attack.false_positive_rate) != len(record.attack.true_positive_rate):
+        raise MisfitError("'attack' has two halves of a ROC that differ in length")

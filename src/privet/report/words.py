@@ -1,0 +1,130 @@
+"""Events and numbers in words that a reader who writes no code can follow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from privet.privacy.events import (
+    ApproximateDP,
+    Composed,
+    CovarianceRelease,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    GroupedL2,
+    IsotropicL2,
+    Laplace,
+    NoisyVotes,
+    NotPrivate,
+    PaddedPoisson,
+    PoissonSampled,
+    PublishedClaim,
+    PureEpsilon,
+    RandomizedResponse,
+    Repeated,
+    ShuffledEpoch,
+    Under,
+)
+from privet.privacy.guarantees import Assumed, Claimed, Guarantee
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a guarantee is shown: its kind chooses the mark and the frame, the words always go with them."""
+
+    kind: str
+    title: str
+    mark: str
+    explanation: str
+
+
+def standing(guarantee: Guarantee) -> Standing:
+    """Proved, assumed or claimed, each with a mark and words of its own, so that colour is never needed."""
+    match guarantee:
+        case Claimed(by=by, because=because):
+            return Standing("claimed", "Claimed, not proved", "✗", f"Claimed by {by}, but {because}.")
+        case Assumed(assumptions=assumptions):
+            said = "; ".join(assumptions)
+            return Standing("assumed", "Proved under assumptions", "≈", f"It holds if: {said}.")
+    return Standing("proved", "Proved", "✓", "A theorem covers exactly what was run.")
+
+
+def describe(event: Event) -> str:
+    """What was done to the data, as the rest of a sentence."""
+    match event:
+        case PoissonSampled(rate=rate, event=inner):
+            return f"from a random sample that holds each record with probability {share(rate)}, {describe(inner)}"
+        case PaddedPoisson(rate=rate, rows=rows, event=inner):
+            sample = f"each record with probability {share(rate)}, filled up with dummies to {rows:,} rows"
+            return f"from a random sample that holds {sample}, {describe(inner)}"
+        case FixedSizeSampled(size=size, examples=examples, event=inner):
+            return f"from {size:,} of {examples:,} records drawn at random, {describe(inner)}"
+        case ShuffledEpoch(batches=batches, event=inner):
+            return f"from each of {batches:,} disjoint shuffled batches, {describe(inner)}"
+        case Repeated(event=inner, count=count):
+            return f"{times(count)}: {describe(inner)}"
+        case Composed(events=events):
+            return "; and ".join(describe(inner) for inner in events)
+        case Under(event=inner):
+            return describe(inner)
+    return _release(event)
+
+
+def _release(event: Event) -> str:
+    match event:
+        case Gaussian(noise_multiplier=noise):
+            return f"a sum in which one record counts for at most C, plus Gaussian noise of {number(noise)} C"
+        case Laplace(noise_multiplier=noise):
+            return f"a sum in which one record counts for at most C, plus Laplace noise of scale {number(noise)} C"
+        case IsotropicL2(noise_multiplier=noise, dimension=dimension):
+            size = f"of scale {number(noise)} C in {dimension:,} dimensions"
+            return f"a sum in which one record counts for at most C, plus isotropic L2 noise {size}"
+        case GroupedL2(rates=rates):
+            groups = f"{len(rates):,} group" + ("" if len(rates) == 1 else "s")
+            return f"a sum in which one record counts for at most C, plus L2 noise in {groups} of coordinates"
+        case CovarianceRelease(noise_multiplier=noise):
+            return f"the second moments of records of length at most 1, plus Gaussian noise of {number(noise)}"
+        case NoisyVotes(noise_multiplier=noise, noise=kind):
+            return f"a count of teachers' votes, plus {kind.capitalize()} noise of {number(noise)} votes"
+        case RandomizedResponse(noise=noise, buckets=buckets):
+            return f"every value, replaced by a random one of {buckets:,} with probability {share(noise)}"
+        case PureEpsilon(epsilon=epsilon):
+            return f"a release that is proved elsewhere to be {number(epsilon)}-differentially private"
+        case ApproximateDP(epsilon=epsilon, delta=delta):
+            return f"a release proved elsewhere to be ({number(epsilon)}, {delta:g})-differentially private"
+        case PublishedClaim(epsilon=epsilon, delta=delta, by=by):
+            return f"a release of which {by} claims ({number(epsilon)}, {delta:g})-differential privacy"
+        case NotPrivate():
+            return "a use of the data without any protection"
+    return type(event).__name__
+
+
+def times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
+
+
+def number(value: float) -> str:
+    """Four significant digits, without trailing zeros."""
+    return f"{value:.4g}"
+
+
+def share(value: float) -> str:
+    """A rate as a percentage that is not broken over two lines."""
+    return f"{100 * value:.3g}\N{NO-BREAK SPACE}%"
+
+
+def odds(probability: float) -> str:
+    """A small probability as one in so many, where that is a round number."""
+    if probability <= 0:
+        return "0"
+    inverse = 1 / probability
+    whole = round(inverse)
+    return f"1 in {whole:,}" if whole > 1 and math.isclose(inverse, whole, rel_tol=1e-9) else f"{probability:.3g}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

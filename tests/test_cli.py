@@ -1,0 +1,172 @@
+"""The command line as a user meets it: order, examples, exit codes, sentences instead of tracebacks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from privet import __version__
+from privet.cli import app
+from privet.cli.program import INTERRUPTED, ORDER
+from privet.errors import InputError, PrivetError
+
+WIDE = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def privet(*arguments: str, **variables: str):
+    return CliRunner().invoke(app, arguments, env=WIDE | variables)
+
+
+def commands() -> dict[str, typer.core.TyperCommand]:
+    """Every verb that can be called, by its full name."""
+    found = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        below = getattr(command, "commands", None)
+        found |= {f"{name} {sub}": c for sub, c in below.items()} if below else {name: command}
+    return found
+
+
+def test_the_verbs_are_listed_in_the_order_of_the_work():
+    page = privet("--help")
+    assert page.exit_code == 0
+    group = typer.main.get_command(app)
+    listed = group.list_commands(None)
+    assert listed == [verb for verb in ORDER if verb in group.commands]
+    shown = page.output[page.output.index("Commands") :]
+    places = [shown.index(f" {verb} ") for verb in listed]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("verb", commands())
+def test_every_verb_has_an_example_that_is_a_command_of_its_own(verb):
+    page = privet(*verb.split(), "--help")
+    assert page.exit_code == 0
+    assert f"Example:  privet {verb}" in page.output
+
+
+def test_the_version():
+    page = privet("--version")
+    assert (page.exit_code, page.output) == (0, f"privet {__version__}\n")
+
+
+def test_python_dash_m_is_the_same_program():
+    said = subprocess.run([sys.executable, "-m", "privet", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout == f"privet {__version__}\n"
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['privet', '--help']\n"
+        "from privet.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'matplotlib', 'sklearn', 'dp_accounting'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [["no-such-verb"], ["data", "get"], ["report", "--no-such-option"]])
+def test_bad_usage_ends_with_two(arguments):
+    page = privet(*arguments)
+    assert page.exit_code == 2
+    assert "Traceback" not in page.output
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (InputError("The file is not there."), 2, "privet: The file is not there.\n"),
+        (PrivetError("The run failed."), 1, "privet: The run failed.\n"),
+        (KeyboardInterrupt(), INTERRUPTED, "privet: stopped; what was finished before is kept.\n"),
+    ],
+)
+def test_an_error_is_one_sentence_on_the_error_stream(monkeypatch, error, code, sentence):
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("privet.data.get", fails)
+    page = privet("data", "get", "digits")
+    assert (page.exit_code, page.stderr, page.stdout) == (code, sentence, "")
+
+
+def test_control_c_ends_with_one_sentence_and_130():
+    code = (
+        "import sys, time, privet.data\n"
+        "privet.data.get = lambda *_, **__: (print('waiting', flush=True), time.sleep(60))\n"
+        "sys.argv = ['privet', 'data', 'get', 'digits']\n"
+        "from privet.cli import main; main()\n"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as waiting:
+        assert waiting.stdout.readline() == "waiting\n"
+        waiting.send_signal(signal.SIGINT)
+        _, stderr = waiting.communicate(timeout=20)
+    assert waiting.returncode == INTERRUPTED
+    assert stderr == "privet: stopped; what was finished before is kept.\n"
+
+
+def test_data_get_says_what_was_got():
+    page = privet("data", "get", "digits")
+    assert page.exit_code == 0
+    assert "1,437 train, 360 test records of shape 1 x 8 x 8" in page.output
+    assert "10 classes: 0, 1, 2" in page.output
+
+
+def test_data_get_from_a_folder_prints_each_checksum(tmp_path, monkeypatch):
+    from privet import data
+
+    monkeypatch.setattr("privet.data.get", lambda name, **_: data.load("digits"))
+    page = privet("data", "get", "mnist", PRIVET_DATA=str(tmp_path))
+    for file in data.CATALOGUE["mnist"].files:
+        assert f"{file.sha256}  {file.name}" in page.output
+    assert str(tmp_path / "mnist") in page.output
+
+
+def test_data_get_for_a_program():
+    facts = json.loads(privet("data", "get", "digits", "--json").stdout)
+    assert facts["records"] == {"train": 1437, "test": 360}
+    assert len(facts["fingerprint"]) == 64
+    assert facts["files"] == []
+
+
+def test_data_get_of_an_unknown_name_or_place(tmp_path):
+    unknown = privet("data", "get", "mnits")
+    assert unknown.exit_code == 2
+    assert "did you mean mnist?" in unknown.stderr
+    nowhere = privet("data", "get", "mnist", "--from", str(tmp_path / "nowhere"), PRIVET_DATA=str(tmp_path / "cache"))
+    assert nowhere.exit_code == 2
+    assert nowhere.stderr.startswith("privet: ")
+    assert nowhere.stderr.count("\n") == 1
+    assert not (tmp_path / "cache").exists()
+
+
+def test_data_list(tmp_path):
+    page = privet("data", "list", PRIVET_DATA=str(tmp_path))
+    assert [line.split()[0] for line in page.output.splitlines()] == ["mnist", "fashion-mnist", "cifar10", "digits"]
+    rows = json.loads(privet("data", "list", "--json", PRIVET_DATA=str(tmp_path)).stdout)
+    assert [row["cached"] for row in rows] == [False, False, False, True]
+
+
+def test_the_names_that_tab_completes_are_the_catalogue():
+    from privet.cli.data import NAMES
+    from privet.data import CATALOGUE
+
+    assert tuple(CATALOGUE) == NAMES
+
+
+def test_tab_completes_verbs_and_names():
+    def completed(words: str) -> list[str]:
+        asked = {"_PRIVET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        script = Path(sys.executable).with_name("privet")
+        ended = subprocess.run([script], capture_output=True, text=True, env=os.environ | asked)
+        return ended.stdout.split()
+
+    assert completed("privet da") == ["data"]
+    assert completed("privet data get fa") == ["fashion-mnist"]
