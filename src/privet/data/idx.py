@@ -58,13 +58,21 @@ def _read(path: Path, file: BinaryIO, zipped: bool) -> NDArray[Any]:
         _check_size(path, path.stat().st_size - header, expected)
         if kind == np.uint8 and expected >= MAP_FROM_BYTES:
             return np.memmap(path, dtype=np.uint8, mode="c", offset=header, shape=shape)
-    raw = file.read(expected + 1)
+    raw = _read_at_most(file, expected + 1)
     _check_size(path, len(raw), expected)
-    values = np.frombuffer(bytearray(raw), dtype=kind).reshape(shape)
+    values = np.frombuffer(raw, dtype=kind).reshape(shape)
     if kind.kind == "f" and not np.isfinite(values).all():
         record = int(np.argwhere(~np.isfinite(values))[0][0]) + 1
         raise InputError(f"{path}, record {record}: a value is NaN or infinite: mend or remove the record.")
     return values.astype(kind.newbyteorder("="), copy=False)
+
+
+def _read_at_most(file: BinaryIO, size: int) -> bytearray:
+    """Piece by piece: a header that promises the world must not make us ask for its memory."""
+    raw = bytearray()
+    while len(raw) < size and (piece := file.read(min(size - len(raw), 1 << 20))):
+        raw += piece
+    return raw
 
 
 def _check_size(path: Path, found: int, expected: int) -> None:
