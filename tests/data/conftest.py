@@ -84,7 +84,9 @@ def server() -> Iterator[Server]:
             wanted = self.headers.get("Range")
             start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.knows_ranges else 0
             if start and start >= len(body):
-                self.send_error(416, "Range Not Satisfiable")
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(body)}")
+                self.end_headers()
                 return
             self.send_response(206 if start else 200)
             if start:
@@ -130,9 +132,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 def tree(folder: Path) -> dict[str, bytes | None]:
     """Every path below a folder with its content, to see that nothing was written."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 @pytest.fixture(name="tree")

@@ -1,5 +1,6 @@
 import pickle
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, target: Any, protocol: int) 
     proof = tmp_path / "proof"
     attack = Attack(exec, f"open({str(proof)!r}, 'w')") if target is exec else Attack(target, str(proof))
     (tmp_path / "batch").write_bytes(pickle.dumps(batch(extra=attack), protocol=protocol))
-    with pytest.raises(InputError, match="asks to run .*, which no CIFAR batch needs"):
+    with pytest.raises(InputError, match=r"asks to run .*, which no CIFAR batch needs"):
         read_batch(tmp_path / "batch")
     assert not proof.exists()
 
@@ -98,10 +99,8 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, target: Any, protocol: int) 
 def test_any_bytes_give_a_dictionary_or_an_input_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "batch"
     path.write_bytes(raw)
-    try:
-        read_batch(path)
-    except InputError as error:
-        assert str(path) in str(error)
+    with suppress(InputError):
+        assert isinstance(read_batch(path), dict)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import gzip
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,10 +58,8 @@ def test_any_bytes_give_an_array_or_an_input_error(raw: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "values"
         path.write_bytes(raw)
-        try:
-            read_idx(path)
-        except InputError as error:
-            assert str(path) in str(error)
+        with suppress(InputError):
+            assert read_idx(path).size
 
 
 def test_large_files_are_mapped_and_never_changed(tmp_path: Path) -> None:

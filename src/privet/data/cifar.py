@@ -23,7 +23,7 @@ SPLITS_100 = {"train": ("train",), "test": ("test",)}
 class _DType:
     """Stands for ``numpy.dtype`` while unpickling: keeps the name, runs nothing."""
 
-    def __init__(self, name: Any, *rest: Any) -> None:  # noqa: ARG002
+    def __init__(self, name: Any, *rest: Any) -> None:
         self.name = name.decode("ascii") if isinstance(name, bytes) else str(name)
 
     def __setstate__(self, state: Any) -> None:
@@ -49,7 +49,7 @@ class _Array:
         return np.frombuffer(bytearray(self.raw), dtype=np.uint8).reshape(self.shape)
 
 
-def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> _Array:  # noqa: ARG001
+def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> _Array:
     array = _Array()
     array.shape, array.kind, array.raw = shape, kind, raw
     return array

