@@ -32,7 +32,7 @@ def write_page(folder: Path) -> Path:
 def render(record: RunRecord, ledger: Ledger) -> str:
     """The page as text."""
     spent = ledger.spent(record.delta)
-    standing = words.standing(spent.guarantee)
+    standing = words.standing(spent.guarantee) if math.isfinite(spent.epsilon) else words.UNPROTECTED
     limit = Limit(spent.epsilon, spent.delta)
     template = _environment().get_template("report.html.j2")
     return template.render(

@@ -16,6 +16,7 @@ from privet.privacy.events import (
     IsotropicL2,
     Laplace,
     NoisyVotes,
+    Nothing,
     NotPrivate,
     PaddedPoisson,
     PoissonSampled,
@@ -37,6 +38,9 @@ class Standing:
     title: str
     mark: str
     explanation: str
+
+
+UNPROTECTED = Standing("open", "No protection", "!", "At least one use of the data has no finite cost.")
 
 
 def standing(guarantee: Guarantee) -> Standing:
@@ -97,6 +101,8 @@ def _release(event: Event) -> str:
             return f"a release of which {by} claims ({number(epsilon)}, {delta:g})-differential privacy"
         case NotPrivate():
             return "a use of the data without any protection"
+        case Nothing():
+            return "no use of the data"
     return type(event).__name__
 
 

@@ -1,0 +1,221 @@
+"""The page: self-contained, deterministic, honest about what is proved, and readable without colour or sight."""
+
+import dataclasses
+import itertools
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import resources
+
+import pytest
+from typer.testing import CliRunner
+
+from privet.cli import app
+from privet.errors import InputError, PrivetError
+from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled
+from privet.report import RunRecord, render, write_page
+
+STEP = PoissonSampled(0.1, Gaussian(2.0))
+CSS = resources.files("privet.report").joinpath("templates/report.css").read_text()
+
+
+class Outline(HTMLParser):
+    """The elements of a page with their attributes, and the text of those that have an id."""
+
+    VOID = frozenset({"meta", "link", "br", "img"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self._open: list[tuple[str, str | None]] = []
+        self.feed(page)
+        assert not self._open, "every element is closed"
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self._open.append((tag, dict(attrs).get("id")))
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, name in self._open:
+            if name:
+                self.text[name] = self.text.get(name, "") + data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def record(finished_run) -> RunRecord:
+    return RunRecord.read(finished_run)
+
+
+@pytest.fixture(scope="module")
+def ledger(finished_run, record) -> Ledger:
+    return Ledger.open(finished_run / record.ledger, read_only=True)
+
+
+@pytest.fixture(scope="module")
+def page(record, ledger) -> str:
+    return render(record, ledger)
+
+
+def test_the_statement_is_the_ledgers_own(page, record, ledger):
+    assert Outline(page).text["statement"] == str(ledger.spent(record.delta))
+
+
+def test_made_twice_it_has_the_same_bytes_also_in_another_process(finished_run, tmp_path):
+    first = write_page(finished_run).read_bytes()
+    assert write_page(finished_run).read_bytes() == first
+    code = "import sys, pathlib; from privet.report import write_page; write_page(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(finished_run)], check=True)
+    assert (finished_run / "report.html").read_bytes() == first
+
+
+def test_it_asks_nobody_for_anything(page):
+    outline = Outline(page)
+    for _, attributes in outline.elements:
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert not re.search(r"@import|@font-face|url\((?!#)", page)
+    assert not outline.all("script")
+
+
+def test_it_names_every_figure_and_heads_every_table(page):
+    outline = Outline(page)
+    drawings = outline.all("svg")
+    assert [drawing["id"] for drawing in drawings] == ["roc", "roc-log", "budget", "loss"]
+    assert all(drawing["role"] == "img" and len(drawing["aria-label"]) > 40 for drawing in drawings)
+    assert len(outline.all("figcaption")) == len(drawings)
+    assert len(outline.all("caption")) == len(outline.all("table")) == len(outline.all("thead"))
+    assert all(cell.get("scope") in ("row", "col") for cell in outline.all("th"))
+
+
+def test_headings_descend_and_ids_are_unique(page):
+    outline = Outline(page)
+    levels = [int(tag[1]) for tag, _ in outline.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {a["aria-labelledby"] for _, a in outline.elements if "aria-labelledby" in a} <= set(ids)
+    assert outline.all("html")[0]["lang"] == "en"
+
+
+def test_what_the_user_named_cannot_become_markup(record, ledger):
+    name = '<script>alert(1)</script> & "quotes"'
+    hostile = dataclasses.replace(
+        record, title=name, method=name, settings={name: name}, command=("privet", name), seeds={name: name}
+    )
+    outline = Outline(render(hostile, ledger))
+    assert not outline.all("script")
+
+
+def with_event(event) -> Ledger:
+    ledger = Ledger()
+    ledger.record(event)
+    return ledger
+
+
+def test_a_claim_is_called_a_claim_in_the_first_sentence(record):
+    claim = Claimed("the paper", "its first layers see the records without noise")
+    page = render(record, with_event(STEP.under(claim)))
+    assert "The trained model is only claimed to be differentially private:" in page
+    assert '<section class="statement claimed"' in page
+    assert "Claimed, not proved" in page
+    assert "If the claim held, it would mean" in page
+    assert "its first layers see the records without noise" in page
+    assert "Claimed limit" in page
+
+
+def test_assumptions_are_spelled_out(record):
+    page = render(record, with_event(STEP.under(Assumed("the labels are public"))))
+    assert '<section class="statement assumed"' in page
+    assert "It holds if: the labels are public." in page
+
+
+def test_an_unprotected_use_is_not_dressed_up(record):
+    page = render(record, with_event(NotPrivate()))
+    assert "The trained model is not differentially private:" in page
+    assert "Nothing limits what the model may reveal" in page
+    assert '<section class="statement open"' in page
+
+
+def test_an_empty_ledger_says_that_the_data_was_not_used(record):
+    assert "The data was not used." in render(record, Ledger())
+
+
+def test_a_seeded_noise_is_a_warning_and_a_secure_one_is_not(record, ledger, page):
+    assert "Whoever knows the seed" in page
+    secure = dataclasses.replace(record, seeds={"sampling": "secure", "noise": "secure"})
+    assert "Whoever knows the seed" not in render(secure, ledger)
+
+
+def test_too_few_non_members_for_a_rate_are_named(page):
+    assert "360 non-members are too few for this rate" in page  # 0.1 % of 360 is less than one
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.45, 0.55, "does no better than a coin"),
+        (0.51, 0.55, "better than a coin: the whole interval lies above one half"),
+        (0.41, 0.45, "does worse than a coin"),
+    ],
+)
+def test_the_verdict_follows_the_interval(record, ledger, low, high, verdict):
+    attack = dataclasses.replace(record.attack, low=low, high=high)
+    assert verdict in render(dataclasses.replace(record, attack=attack), ledger)
+
+
+def test_a_run_without_attack_or_history_still_has_a_page(record, ledger):
+    page = render(dataclasses.replace(record, attack=None, history=()), ledger)
+    assert "The attack</h2>" not in page
+    assert not Outline(page).all("svg")
+
+
+def luminance(colour: str) -> float:
+    digits = colour.lstrip("#")
+    digits = "".join(2 * d for d in digits) if len(digits) == 3 else digits
+    channels = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("mode", ["light", "dark", "print"])
+def test_every_text_colour_has_the_contrast_of_wcag_aa(mode):
+    palettes = [
+        dict(re.findall(r"(--[\w]+): (#[0-9a-f]+)", block)) for block in re.findall(r":root \{(.*?)\}", CSS, re.S)
+    ]
+    colours = palettes[["light", "dark", "print"].index(mode)]
+    for text in ("--ink", "--soft", "--accent", "--bound", "--proved", "--assumed", "--claimed"):
+        for ground in ("--paper", "--card"):
+            high, low = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (mode, text, ground)
+
+
+def test_the_verb_makes_the_page_and_says_what_was_spent(finished_run, ledger, record):
+    made = CliRunner().invoke(app, ["report", str(finished_run)])
+    assert made.exit_code == 0
+    assert made.output == f"{ledger.spent(record.delta)}\nThe page: {finished_run / 'report.html'}\n"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"), [(lambda path: path.unlink(), InputError), (lambda path: path.write_text("x\n"), PrivetError)]
+)
+def test_a_missing_or_damaged_ledger_stops_the_page(finished_run, tmp_path, record, damage, error):
+    record.write(tmp_path)
+    (tmp_path / "ledger.jsonl").write_bytes((finished_run / "ledger.jsonl").read_bytes())
+    damage(tmp_path / "ledger.jsonl")
+    with pytest.raises(error):
+        write_page(tmp_path)
+    assert not (tmp_path / "report.html").exists()
