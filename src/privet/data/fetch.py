@@ -13,6 +13,7 @@ from privet.data.digits import load_digits
 from privet.data.download import Progress, UnavailableError, silent
 from privet.data.files import open_file, unreadable
 from privet.data.idx import read_idx_split
+from privet.data.sources import Source
 from privet.errors import InputError, PrivetError
 
 
@@ -21,8 +22,8 @@ def find(name: str) -> Entry:
     if name in CATALOGUE:
         return CATALOGUE[name]
     near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise InputError(f"There is no data set {name!r}: {hint}The known ones are {', '.join(CATALOGUE)}.")
+    hint = f"did you mean {near[0]}? The" if near else "the"
+    raise InputError(f"There is no data set {name!r}: {hint} known ones are {', '.join(CATALOGUE)}.")
 
 
 def get(
@@ -100,26 +101,40 @@ def _try_sources(entry: Entry, staging: Path, folder: Path, progress: Progress) 
     failures = []
     partial = folder / ".partial"
     for source in entry.sources:
-        work = staging / "work"
-        work.mkdir()
-        try:
-            entry.gather(source.fetch(work, partial, progress), staging, entry.files)
-        except (UnavailableError, InputError) as reason:
-            # A whole download that was not the true file must not be taken up again.
-            for whole in (path for path in partial.glob("*") if path.suffix != ".part"):
-                whole.unlink()
-            failures.append(f"{source}: {str(reason).rstrip('.')}")
-            shutil.rmtree(work, ignore_errors=True)
-            continue
-        _install(entry, staging, folder)
-        shutil.rmtree(partial, ignore_errors=True)
-        return
-    with suppress(OSError):  # bytes that a later run can go on from stay
-        partial.rmdir()
+        resumed = partial.exists()
+        reason = _try_source(source, entry, staging, partial, progress)
+        if reason and resumed and not partial.exists():
+            # What an earlier run had left was not a beginning of the true file: once more, from nothing.
+            reason = _try_source(source, entry, staging, partial, progress)
+        if reason is None:
+            _install(entry, staging, folder)
+            shutil.rmtree(partial, ignore_errors=True)
+            return
+        failures.append(f"{source}: {reason}")
     raise PrivetError(
         f"No source could give {entry.name}. {'. '.join(failures)}. "
         f"Get its files from {entry.homepage} by other means, then run: privet data get {entry.name} --from FOLDER"
     )
+
+
+def _try_source(source: Source, entry: Entry, staging: Path, partial: Path, progress: Progress) -> str | None:
+    """Bring the files of one source into ``staging``; otherwise say why not.
+
+    Of an unfinished download the bytes stay in ``partial``; of a whole one that was not the true file, nothing.
+    """
+    work = staging / "work"
+    work.mkdir()
+    try:
+        entry.gather(source.fetch(work, partial, progress), staging, entry.files)
+        return None
+    except (UnavailableError, InputError) as reason:
+        for whole in (path for path in partial.glob("*") if path.suffix != ".part"):
+            whole.unlink()
+        with suppress(OSError):  # not empty, or never made
+            partial.rmdir()
+        return str(reason).rstrip(".")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _install(entry: Entry, staging: Path, folder: Path) -> None:
