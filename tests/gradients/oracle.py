@@ -18,7 +18,7 @@ TOLERANCE = 2e-5
 def projected(out: Tensor) -> Tensor:
     """A loss for each row: a fixed random projection of its output, bent so that gradients differ between examples."""
     flat = out.reshape(out.shape[0], -1)
-    direction = torch.sin(torch.arange(1, flat.shape[1] + 1, dtype=flat.dtype) * 1.7)
+    direction = torch.sin(torch.arange(1, flat.shape[1] + 1, dtype=torch.float64) * 1.7).to(flat.dtype)
     return torch.tanh(flat @ direction / flat.shape[1] ** 0.5) + 0.5 * (flat @ direction / flat.shape[1] ** 0.5)
 
 
