@@ -230,7 +230,7 @@ def test_sources_are_tried_in_order_and_each_failure_is_named(tiny: Any, cache: 
         "system package dataset-tiny: /nowhere/tiny is not there. "
         "npm package tiny@1.0.0: npm is not on the PATH. "
         "Debian package dataset-tiny: apt-get is not on the PATH. "
-        f"{server.base}: {server.base}{ZIPPED[0]} answered 404 Not Found. "
+        f"{server.base}: {ZIPPED[0]} answered 404 Not Found. "
         "Get its files from https://example.org/tiny by other means, then run: privet data get tiny --from FOLDER"
     )
     assert not cache.exists()

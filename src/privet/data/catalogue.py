@@ -41,7 +41,7 @@ MNIST = Entry(
     records={"train": 60_000, "test": 10_000},
     shape=(1, 28, 28),
     classes=TEN_DIGITS,
-    homepage="http://yann.lecun.com/exdb/mnist/",
+    homepage="https://github.com/cvdfoundation/mnist",
     splits=_MNIST_SPLITS,
     files=(
         StoredFile("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),

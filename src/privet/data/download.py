@@ -8,7 +8,7 @@ from pathlib import Path
 
 ATTEMPTS = 3
 CHUNK = 1 << 16
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS = 20
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, the bytes done so far and the bytes in all (None where nobody knows)."""
@@ -26,7 +26,8 @@ def download(url: str, part: Path, progress: Progress = silent) -> None:
     """Fetch ``url`` into ``part``, going on from the bytes that ``part`` already holds.
 
     Returns only when the server's announced length has arrived; the caller still has to verify the content.
-    A broken connection is tried again; what arrived stays in ``part`` for the next run.
+    A broken connection is tried again; what arrived stays in ``part`` for the next run. Raises UnavailableError with
+    what happened; the caller adds to whom.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     trouble = ""
@@ -43,13 +44,13 @@ def download(url: str, part: Path, progress: Progress = silent) -> None:
                 part.unlink(missing_ok=True)
                 trouble = "the server refused to resume"
                 continue
-            raise UnavailableError(f"{url} answered {error.code} {error.reason}") from None
+            raise UnavailableError(f"answered {error.code} {error.reason}") from None
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            trouble = str(reason) or type(error).__name__
+            trouble = str(getattr(reason, "strerror", None) or reason) or type(error).__name__
             if isinstance(error, urllib.error.URLError):
                 break  # nobody answered: asking again at once will not help
-    raise UnavailableError(f"{url} could not be fetched ({trouble})")
+    raise UnavailableError(f"could not be fetched ({trouble})")
 
 
 def _attempt(url: str, part: Path, progress: Progress) -> None:

@@ -113,7 +113,10 @@ class Web:
             whole = partial / name
             if not whole.exists():
                 unfinished = partial / f"{name}.part"
-                download(self.base + name, unfinished, progress)
+                try:
+                    download(self.base + name, unfinished, progress)
+                except UnavailableError as reason:
+                    raise UnavailableError(f"{name} {reason}") from None
                 os.replace(unfinished, whole)
         return partial
 
