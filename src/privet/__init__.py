@@ -1,3 +1,28 @@
 """Privet: private deep learning. Train, account, attack and report in one run."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from privet.gradients import fix
+    from privet.training import BudgetExhausted, make_private
+
+_PUBLIC = {"BudgetExhausted": "privet.training", "fix": "privet.gradients", "make_private": "privet.training"}
+_ROOMS = ("attacks", "clipping", "data", "gradients", "models", "noise", "privacy", "report", "sampling", "training")
+
+__all__ = ["BudgetExhausted", "__version__", "fix", "make_private"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are asked for, so that `privet --help` does not wait for PyTorch."""
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    if name in _ROOMS:
+        return import_module(f"privet.{name}")
+    raise AttributeError(f"module 'privet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC, *_ROOMS])

@@ -14,8 +14,9 @@ from privet.errors import InputError, PrivetError
 from privet.gradients.module_rules import MODULE_RULES, OwnRule
 from privet.gradients.per_example import PerExampleGradients
 from privet.gradients.recorder import Pass, Recorder, UnsupportedModelError, _tensors
-from privet.gradients.reduction import loss_being_differentiated, reduction_of
+from privet.gradients.reduction import SampledOutput, loss_being_differentiated, reduction_of
 from privet.gradients.refused import refuse_mixing_modules
+from privet.gradients.tap import tap
 from privet.gradients.use import Budget
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
@@ -45,7 +46,6 @@ class Engine:
         memory_budget: int | None = None,
         batch_dim: int = 0,
         views: int = 1,
-        consume: Callable[[PerExampleGradients], None] | None = None,
     ) -> None:
         """
         Args:
@@ -55,8 +55,6 @@ class Engine:
             batch_dim: the dimension of the model's inputs that holds the records.
             views: consecutive rows of the batch that are views of one record (augmentation multiplicity): they count as
                 one record, whose loss is their mean or sum as the loss says.
-            consume: called with the gradients of each physical batch as soon as the next one begins or `flush` is
-                called; without it, `gradients` returns them.
         """
         if loss_reduction not in ("auto", "mean", "sum"):
             raise InputError(f"loss_reduction is 'auto', 'mean' or 'sum', not {loss_reduction!r}.")
@@ -65,12 +63,12 @@ class Engine:
         self.batch_dim = batch_dim
         self.views = views
         self.loss_reduction = loss_reduction
-        self._consume = consume
         self._handles: list[Any] = []
         self._recorder = Recorder({})
         self._depth = 0
         self._pass: Pass | None = None
         self._reduction: Literal["mean", "sum"] | None = None
+        self._output: SampledOutput | None = None
         self._last: PerExampleGradients | None = None
 
     # --- attaching --------------------------------------------------------------------------------------------------
@@ -130,12 +128,9 @@ class Engine:
             )
         return self._close()
 
-    def flush(self) -> None:
-        """Hand over the gradients of the last physical batch, if there are any."""
-        if self._pass is not None and (self._pass.received or not self._pass.records):
-            gradients = self._close()
-            if self._consume is not None:
-                self._consume(gradients)
+    def empty(self) -> PerExampleGradients:
+        """The gradients of a batch without records."""
+        return PerExampleGradients(self._recorder, Pass(0, Budget(0)), 1.0)
 
     def _close(self) -> PerExampleGradients:
         assert self._pass is not None
@@ -168,8 +163,20 @@ class Engine:
 
     _ordinary = 0
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         self._pop()
+        if self._depth == 0 and self._pass is not None and self._watches(out):
+            self._output = SampledOutput.of(out)
+            return tap(out, self._output.receive)
+        return None
+
+    def _watches(self, out: Any) -> bool:
+        """Whether the loss may be a cross-entropy of this output, whose divisor has to be seen."""
+        if self.loss_reduction != "auto" or self._is_recomputing() or not torch.is_grad_enabled():
+            return False
+        return (
+            isinstance(out, Tensor) and out.requires_grad and out.ndim >= 2 and out.is_floating_point() and len(out) > 0
+        )
 
     def _pop(self) -> None:
         if self._depth < 0:
@@ -186,8 +193,7 @@ class Engine:
     _listening = False
 
     def _open(self, inputs: Any) -> None:
-        recomputing = torch._C._current_graph_task_id() != -1
-        if recomputing and self._pass is not None:
+        if self._is_recomputing() and self._pass is not None:
             # Activation checkpointing runs part of the forward pass again; its inputs are known from the first time.
             self._recorder.listen()
             self._listening = True
@@ -201,11 +207,14 @@ class Engine:
         rows = first.shape[self.batch_dim]
         if rows % self.views:
             raise InputError(f"A batch of {rows} rows cannot hold {self.views} views of each record.")
-        if self._pass is not None and (self._pass.received or self._pass.records != rows // self.views):
-            self.flush()
-            if self._pass is not None:
-                self._pass.closed = True
-                self._pass = None
+        if self._pass is not None and self._pass.received:
+            raise PrivetError(
+                "The model runs again before the gradients of its last backward pass were taken. One batch has one backward "
+                "pass (add up its losses first), then optimizer.step(); use engine.paused() for passes that train nothing."
+            )
+        if self._pass is not None and self._pass.records != rows // self.views:
+            self._pass.closed = True  # a forward pass that was left without a backward pass
+            self._pass = None
         if self._pass is None:
             budget = DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget
             self._pass = Pass(rows // self.views, Budget(budget))
@@ -215,9 +224,14 @@ class Engine:
             self._recorder.listen()
             self._listening = True
 
+    @staticmethod
+    def _is_recomputing() -> bool:
+        """Whether a backward pass is running: then a forward pass is one that activation checkpointing repeats."""
+        return torch._C._current_graph_task_id() != -1
+
     def _look_at_loss(self, current: Pass) -> None:
         if self._reduction is None:
-            self._reduction = reduction_of(loss_being_differentiated())
+            self._reduction = reduction_of(loss_being_differentiated(), current.records, self._output)
 
     def _guard(self, name: str) -> Callable[[Tensor], None]:
         def refuse(parameter: Tensor) -> None:

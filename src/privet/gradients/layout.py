@@ -83,6 +83,8 @@ class Moved:
     """Every tensor argument with its stride (None: does not depend on the batch)."""
     out: Tensor
     records: int
+    index: int = 0
+    """Which of the operation's results `out` is."""
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
@@ -216,6 +218,42 @@ def _stack(moved: Moved) -> int:
 def _looked_up(moved: Moved) -> int:
     at = moved.at
     return UNKNOWN if at is None else _place(moved, at.dim)
+
+
+@_follows("embedding_bag")
+def _bags(moved: Moved) -> int:
+    """One row for each bag: of its offset's record, or (rows of equal length) of its tokens' record."""
+    tokens, offsets = moved.argument(1, "input"), moved.argument(2, "offsets")
+    bags, stride = moved.out.shape[0], {id(t): s for t, s in moved.tensors}.get(id(offsets))
+    if stride is not None:
+        at = position(offsets.shape, stride, moved.records)
+        return UNKNOWN if at is None or len(offsets) != bags else stride_at(moved.out.shape, 0, at.inner)
+    length, at = len(tokens) // max(bags, 1), moved.at
+    if at is None or moved.source is not tokens or length == 0 or len(tokens) != bags * length or at.inner % length:
+        return UNKNOWN
+    equal = torch.arange(0, len(tokens), length, device=offsets.device)
+    return stride_at(moved.out.shape, 0, at.inner // length) if torch.equal(offsets[:bags], equal) else UNKNOWN
+
+
+@_follows("lstm", "gru", "rnn_tanh", "rnn_relu")
+def _recurrent(moved: Moved) -> int:
+    """The output holds the records where the input does; states hold them in dimension 1."""
+    if not isinstance(moved.argument(3, "has_biases"), bool):  # a packed sequence
+        return UNKNOWN
+    batch_dim = 0 if moved.argument(8, "batch_first") else 1
+    inner = 1
+    for tensor, stride in moved.tensors:
+        if stride is not None:
+            at = position(tensor.shape, stride, moved.records)
+            if at is None or at.dim != (batch_dim if tensor is moved.args[0] else 1):
+                return UNKNOWN
+            inner = at.inner
+    return stride_at(moved.out.shape, batch_dim if moved.index == 0 else 1, inner)
+
+
+@_follows("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def _recurrent_cell(moved: Moved) -> int:
+    return _place(moved, 0) if moved.at and moved.at.dim == 0 else UNKNOWN
 
 
 @_follows("chunk", "split", "tensor_split", "narrow", "unsafe_chunk", "unsafe_split", "split_with_sizes")

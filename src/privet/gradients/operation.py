@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from privet.gradients.layout import UNKNOWN, Moved, follow, position
+from privet.gradients.tap import Receive
 from privet.gradients.use import Use
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ Rule = Callable[["Operation"], Any]
 
 RULES: dict[str, Rule] = {}
 """The rule for each operation of torch, by the operation's name."""
+REFUSED: dict[str, str] = {}
+"""Why an operation on records is refused even where no parameter of it is trained, by the operation's name."""
 
 
 def operation(*names: str) -> Callable[[Rule], Rule]:
@@ -72,6 +75,10 @@ class Operation:
     def record(self, out: Tensor, use: Use, *saved: Tensor) -> Tensor:
         """`out`, tapped: in the backward pass `use` receives what was saved and the gradient of `out`."""
         return self.recorder.record(out, use, saved)
+
+    def receiver(self, use: Use) -> Receive:
+        """What an ``autograd.Function`` calls in its backward pass so that `use` receives its inputs and gradient."""
+        return self.recorder.receiver(use)
 
     def copies(self, tensor: Tensor, shape: tuple[int, ...], use: Use) -> Tensor:
         """`tensor` expanded to `shape`; in the backward pass `use` receives the gradient of the copies."""

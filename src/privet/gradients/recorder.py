@@ -21,8 +21,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from privet.errors import PrivetError
 from privet.gradients.layout import UNKNOWN, Moved, follow, position, stride_at
-from privet.gradients.operation import RULES, Operation
-from privet.gradients.tap import copies, tap
+from privet.gradients.operation import REFUSED, RULES, Operation
+from privet.gradients.tap import Receive, copies, tap
 from privet.gradients.use import Budget, Use
 
 
@@ -114,12 +114,12 @@ class Recorder(TorchFunctionMode):
     # --- what rules do ----------------------------------------------------------------------------------------------
 
     def record(self, out: Tensor, use: Use, saved: tuple[Tensor, ...]) -> Tensor:
-        return tap(out, self._receiver(use), *saved)
+        return tap(out, self.receiver(use), *saved)
 
     def copies(self, tensor: Tensor, shape: tuple[int, ...], use: Use) -> Tensor:
-        return copies(tensor, shape, self._receiver(use))
+        return copies(tensor, shape, self.receiver(use))
 
-    def _receiver(self, use: Use) -> Callable[[tuple[Tensor, ...], Tensor], None]:
+    def receiver(self, use: Use) -> Receive:
         current = self.current
         assert current is not None
         current.uses.append(use)
@@ -182,6 +182,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = list(_tensors((args, kwargs)))
         batched = [t for t in tensors if t in self._strides]
+        if batched and name in REFUSED:
+            raise self.refusal(REFUSED[name])
         tracked = torch.is_grad_enabled() and any(self.tracks(t) for t in tensors)
         if not tracked:
             out = func(*args, **kwargs)
@@ -218,9 +220,9 @@ class Recorder(TorchFunctionMode):
         source, stride = next((t, s) for t, s in known if s is not None)
         if any(s == UNKNOWN for _, s in known):
             stride = UNKNOWN
-        for tensor in _tensors(out):
+        for index, tensor in enumerate(_tensors(out)):
             if (tensor.ndim and tensor not in self._strides) or name.endswith("_"):
-                moved = Moved(args, kwargs, source, stride, known, tensor, self.records)
+                moved = Moved(args, kwargs, source, stride, known, tensor, self.records, index)
                 self._strides[tensor] = follow(name, moved)
 
     def suspend(self, module: nn.Module) -> None:

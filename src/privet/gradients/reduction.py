@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,62 +20,101 @@ class UnknownReductionError(PrivetError):
 
 
 _STATE_IT = (
-    "State how the loss joins its records: loss_reduction='mean' or 'sum' (the sum over records of each record's own loss, "
-    "divided by their number or not)."
+    "State how the loss joins its records with loss_reduction='mean' or 'sum': the sum over records of each record's own "
+    "loss, divided by their number or not."
 )
 _REDUCTIONS: dict[int, Reduction] = {1: "mean", 2: "sum"}
-_PASSING = {
-    "ViewBackward0",
-    "SqueezeBackward0",
-    "UnsqueezeBackward0",
-    "ReshapeAliasBackward0",
-    "ToCopyBackward0",
-    "AliasBackward0",
-}
+_PASSING = {"ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"}
+_SAMPLED = 64
 
 
-def reduction_of(loss: Tensor) -> Reduction:
+@dataclass
+class SampledOutput:
+    """A few rows of the model's output with their gradients: enough to see what a cross-entropy divided by."""
+
+    logits: Tensor
+    gradients: Tensor | None = None
+
+    @classmethod
+    def of(cls, out: Tensor) -> SampledOutput:
+        return cls(_sampled_rows(out.detach()).clone())
+
+    def receive(self, saved: tuple[Tensor, ...], gradient: Tensor) -> None:
+        self.gradients = _sampled_rows(gradient)
+
+    def divisor(self) -> float | None:
+        """What a cross-entropy of the output divided each row's loss by, or None if these are not its gradients."""
+        if self.gradients is None:
+            return None
+        counted = self.gradients.abs().sum(1) > 0
+        gradients, logits = self.gradients[counted].double(), self.logits[counted].double()
+        if not len(gradients):
+            return None
+        # The gradient of one row is (softmax - onehot) / divisor.
+        errors = torch.softmax(logits, 1)
+        errors[torch.arange(len(errors)), gradients.argmin(1)] -= 1
+        divisor = float(errors.abs().sum() / gradients.abs().sum())
+        agree = torch.allclose(gradients * divisor, errors, atol=1e-3 * float(errors.abs().max()))
+        return divisor if agree else None
+
+
+def _sampled_rows(out: Tensor) -> Tensor:
+    rows = (out.movedim(1, -1) if out.ndim > 3 else out).flatten(0, -2)
+    return rows[:: max(len(rows) // _SAMPLED, 1)]
+
+
+def reduction_of(loss: Tensor, records: int, output: SampledOutput | None) -> Reduction:
     """The reduction of a scalar loss, or of a vector of losses (then "sum": backward adds them up)."""
     if loss.numel() != 1 or loss.grad_fn is None:
         return "sum"
-    return _of_node(loss.grad_fn)
+    return _of_node(loss.grad_fn, records, output)
 
 
-def _of_node(node: Any) -> Reduction:
+def _of_node(node: Any, records: int, output: SampledOutput | None) -> Reduction:
     name: str = node.name()
     if name in _PASSING:
-        return _of_node(node.next_functions[0][0])
+        return _of_node(node.next_functions[0][0], records, output)
     if name.startswith("MeanBackward"):
         return "mean"
     if name.startswith("SumBackward"):
         return "sum"
-    if name.startswith("NllLoss"):
-        _refuse_ignored_targets(node)
     saved = getattr(node, "_saved_reduction", None)
     if saved in _REDUCTIONS:
+        if name.startswith("NllLoss") and saved == 1:
+            _refuse_data_dependent_mean(node, records, output)
         return _REDUCTIONS[saved]
     if name in ("AddBackward0", "SubBackward0"):
-        found = {_of_node(parent) for parent, _ in node.next_functions if parent is not None}
+        found = {_of_node(parent, records, output) for parent, _ in node.next_functions if parent is not None}
         if len(found) == 1:
             return found.pop()
     raise UnknownReductionError(f"The loss ends in {name}, from which its reduction cannot be read. {_STATE_IT}")
 
 
-def _refuse_ignored_targets(node: Any) -> None:
-    """A mean over the targets that are not ignored divides by a number that other records decide."""
-    if getattr(node, "_saved_reduction", None) != 1:
-        return
-    if node._saved_weight is not None:
+def _refuse_data_dependent_mean(node: Any, records: int, output: SampledOutput | None) -> None:
+    """A cross-entropy's mean divides by the weights of the targets that are not ignored: other records decide it."""
+    way_out = (
+        "Use reduction='none', average over each record's own targets, then take the mean over the records; "
+        "or state loss_reduction if every target counts."
+    )
+    if _has_class_weights(node):
+        raise UnknownReductionError(f"A class-weighted mean divides by a number that other records decide. {way_out}")
+    shape = node.next_functions[0][0]._input_metadata[0].shape
+    targets = math.prod(shape) // shape[1 if len(shape) > 1 else 0]
+    divisor = output.divisor() if output is not None else None
+    if divisor is None or targets % records:
+        raise UnknownReductionError(f"It cannot be seen whether the cross-entropy ignores targets. {way_out}")
+    if round(divisor) != targets and abs(divisor - targets) > 1e-4 * targets:
         raise UnknownReductionError(
-            "A class-weighted mean divides by the weights of the whole batch's targets, so that one record changes the "
-            "gradients of all others. Use reduction='none', and average each record's own losses."
+            f"The cross-entropy divides by {divisor:.1f} for {targets} targets: some are ignored (ignore_index), and how "
+            f"many is decided by all records together. {way_out}"
         )
-    target: Tensor = node._saved_target
-    if (target == node._saved_ignore_index).any():
-        raise UnknownReductionError(
-            "The mean over targets that are not ignored (ignore_index) divides by a number that other records decide. Use "
-            "reduction='none', average over each record's own targets, then take the mean over the records."
-        )
+
+
+def _has_class_weights(node: Any) -> bool:
+    try:
+        return node._saved_weight is not None
+    except RuntimeError:  # it was there, and is freed by now
+        return True
 
 
 def loss_being_differentiated() -> Tensor:

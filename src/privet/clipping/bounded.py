@@ -1,0 +1,44 @@
+"""A sum over records that no single record can change by much: only clipping makes one, only noise consumes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privet.errors import PrivetError
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedSum:
+    """A sum of clipped per-example gradients, with what one record can do to it.
+
+    Formal guarantees: adding or removing one record changes ``tensors`` by at most `sensitivity` in Euclidean norm, all
+    tensors together, and changes ``tensors[name] / scales[name]`` by at most 1, all tensors together. Sums over
+    disjoint records add up to a sum with the same bounds.
+    """
+
+    tensors: Mapping[str, Tensor]
+    sensitivity: float
+    scales: Mapping[str, Tensor | float]
+    """Noise of standard deviation ``multiplier * scales[name]`` protects the sum with that multiplier."""
+    records: int
+    """How many records took part; not to be published."""
+    bad: int = 0
+    """How many of them had a gradient that was not finite, and contributed zero."""
+
+    def __add__(self, other: BoundedSum) -> BoundedSum:
+        if self.scales.keys() != other.scales.keys() or not all(
+            _same(self.scales[n], other.scales[n]) for n in self.scales
+        ):
+            raise PrivetError("Sums that were clipped differently cannot be added: their sensitivity would be unknown.")
+        tensors = {name: tensor + other.tensors[name] for name, tensor in self.tensors.items()}
+        return BoundedSum(tensors, self.sensitivity, self.scales, self.records + other.records, self.bad + other.bad)
+
+
+def _same(one: Tensor | float, other: Tensor | float) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one == other

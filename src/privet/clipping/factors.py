@@ -1,0 +1,26 @@
+"""Clipping factors from norms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from privet.errors import InputError
+
+_ROUNDING = 1 + 2.0**-20
+"""Norms are enlarged by this before they are compared, so that float32 rounding of the gradient never under-clips."""
+
+
+def clipping_factors(norms: Tensor, bound: float) -> Tensor:
+    """``min(1, bound / norm)`` for each record."""
+    return (bound / (norms * _ROUNDING).clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+
+
+def total_norms(squared: dict[str, Tensor]) -> Tensor:
+    """The norm of each record's whole gradient from the squared norms of its parts."""
+    return torch.stack(list(squared.values())).sum(0).sqrt()
+
+
+def check_bound(bound: float, what: str = "The clipping norm") -> None:
+    if not (bound > 0 and bound < float("inf")):
+        raise InputError(f"{what} must be a positive number, not {bound}.")
