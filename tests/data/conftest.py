@@ -9,12 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from privet.data.catalogue import Entry
 from privet.data.files import sha256
 from privet.data.idx import write_idx
 from privet.data.sources import Source
 from privet.data.stored import StoredFile
+
+# Files and a busy machine make single examples slow; that is no failure.
+settings.register_profile("files", deadline=None)
+settings.load_profile("files")
 
 
 @pytest.fixture(autouse=True)

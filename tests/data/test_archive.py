@@ -3,6 +3,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from privet.data.archive import is_archive, unpack
@@ -40,6 +41,20 @@ def test_zip(tmp_path: Path) -> None:
         zipped.writestr("x/y", "data")
     assert is_archive(tmp_path / "a.zip")
     assert (unpack(tmp_path / "a.zip", tmp_path / "out") / "x" / "y").read_text() == "data"
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_a_flipped_bit_is_damage(tmp_path: Path, kind: str) -> None:
+    content = np.random.default_rng(0).integers(0, 64, 1 << 21, dtype=np.uint8).tobytes()
+    member = tarfile.TarInfo("file")
+    member.size = len(content)
+    with tarfile.open(tmp_path / "a", f"w:{kind}") as tar:
+        tar.addfile(member, io.BytesIO(content))
+    raw = bytearray((tmp_path / "a").read_bytes())
+    raw[-2000:-1900] = b"x" * 100
+    (tmp_path / "a").write_bytes(raw)
+    with pytest.raises(InputError, match="is a damaged archive"):
+        unpack(tmp_path / "a", tmp_path / "out")
 
 
 def test_a_truncated_archive_is_damaged(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
+import copy
 import hashlib
+import pickle
 
 import numpy as np
 import pytest
@@ -45,6 +47,12 @@ def test_item_batch_and_tensors_agree() -> None:
 def test_works_in_a_data_loader() -> None:
     batches = list(DataLoader(images(5), batch_size=2))
     assert [tuple(x.shape) for x, _ in batches] == [(2, 1, 2, 3), (2, 1, 2, 3), (1, 1, 2, 3)]
+
+
+def test_it_can_be_pickled_and_copied_for_workers() -> None:
+    dataset = Dataset("d", ("a", "b"), {"train": images()})
+    for other in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert other.fingerprint == dataset.fingerprint
 
 
 def test_storage_stays_uint8() -> None:

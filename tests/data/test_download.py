@@ -75,7 +75,7 @@ def test_without_a_length_the_total_is_unknown(server: Any, tmp_path: Path) -> N
 
 
 def test_names_the_answer(server: Any, tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="^answered 404 Not Found$"):
+    with pytest.raises(UnavailableError, match=r"^answered 404 Not Found$"):
         download(server.base + "nothing", tmp_path / "a.part")
     assert not (tmp_path / "a.part").exists()
 

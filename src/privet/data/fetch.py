@@ -125,7 +125,9 @@ def _try_source(source: Source, entry: Entry, staging: Path, partial: Path, prog
     work = staging / "work"
     work.mkdir()
     try:
-        entry.gather(source.fetch(work, partial, progress), staging, entry.files)
+        fetched = source.fetch(work, partial, progress)
+        progress(f"checking and storing {entry.name}", 0, None)
+        entry.gather(fetched, staging, entry.files)
         return None
     except (UnavailableError, InputError) as reason:
         for whole in (path for path in partial.glob("*") if path.suffix != ".part"):
