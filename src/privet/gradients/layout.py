@@ -222,17 +222,21 @@ def _looked_up(moved: Moved) -> int:
 
 @_follows("embedding_bag")
 def _bags(moved: Moved) -> int:
-    """One row for each bag: of its offset's record, or (rows of equal length) of its tokens' record."""
-    tokens, offsets = moved.argument(1, "input"), moved.argument(2, "offsets")
-    bags, stride = moved.out.shape[0], {id(t): s for t, s in moved.tensors}.get(id(offsets))
-    if stride is not None:
-        at = position(offsets.shape, stride, moved.records)
-        return UNKNOWN if at is None or len(offsets) != bags else stride_at(moved.out.shape, 0, at.inner)
-    length, at = len(tokens) // max(bags, 1), moved.at
-    if at is None or moved.source is not tokens or length == 0 or len(tokens) != bags * length or at.inner % length:
+    """One row for each bag: of its offset's record, or (bags of equal length) of its tokens' record."""
+    table_first = moved.args[0].is_floating_point()  # torch.embedding_bag, unlike torch.nn.functional's
+    tokens, offsets = moved.args[1 if table_first else 0], moved.argument(2, "offsets")
+    bags = moved.out.shape[0]
+    for tensor, stride in moved.tensors:
+        if tensor is offsets and stride is not None:
+            at = position(offsets.shape, stride, moved.records)
+            return UNKNOWN if at is None or len(offsets) != bags else stride_at(moved.out.shape, 0, at.inner)
+    at, length = moved.at, tokens.numel() // max(bags, 1)
+    if at is None or moved.source is not tokens or length == 0 or tokens.numel() != bags * length:
         return UNKNOWN
-    equal = torch.arange(0, len(tokens), length, device=offsets.device)
-    return stride_at(moved.out.shape, 0, at.inner // length) if torch.equal(offsets[:bags], equal) else UNKNOWN
+    if tokens.ndim == 2:
+        return _place(moved, 0) if at.dim == 0 else UNKNOWN
+    equal = torch.equal(offsets[:bags], torch.arange(0, len(tokens), length, device=offsets.device))
+    return stride_at(moved.out.shape, 0, at.inner // length) if equal and at.inner % length == 0 else UNKNOWN
 
 
 @_follows("lstm", "gru", "rnn_tanh", "rnn_relu")

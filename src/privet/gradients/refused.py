@@ -22,6 +22,11 @@ def refuse_mixing_modules(model: nn.Module) -> None:
                 f"The {named} divides gradients by how often a token occurs in the batch (scale_grad_by_freq), which mixes "
                 f"records. Build it with scale_grad_by_freq=False."
             )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise UnsupportedModelError(
+                f"The {named} changes the rows of its table in place as the records use them (max_norm), outside the clipped "
+                f"gradient. Build it without max_norm."
+            )
         if isinstance(module, (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)) and module.track_running_stats:
             raise UnsupportedModelError(
                 f"The {named} keeps running statistics of the records outside the clipped gradient. "

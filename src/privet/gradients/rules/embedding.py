@@ -1,0 +1,188 @@
+"""Embeddings: tables of which each record uses the rows of its own tokens, one by one or in bags.
+
+Gradients stay as short as the record's list of tokens; a table of its full size is formed for no record, except chunk
+by chunk where its norm needs it (tied weights). Sums over the records are dense, also with ``sparse=True``: the noise
+that follows is dense.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privet.gradients.norms import squared_norms
+from privet.gradients.operation import REFUSED, Operation, operation
+from privet.gradients.rules.linear import as_sequences
+from privet.gradients.use import Budget, Use
+
+REFUSED["embedding_renorm_"] = (
+    "max_norm changes the rows of its table in place as the records use them, outside the clipped gradient. Build the "
+    "embedding without max_norm"
+)
+_BY_FREQUENCY = (
+    "scale_grad_by_freq divides gradients by how often a token occurs in the batch, which mixes records. Build the "
+    "embedding with scale_grad_by_freq=False"
+)
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+@operation("embedding")
+def embedding(op: Operation) -> Any:
+    weight, tokens = op.argument(0, "weight"), op.argument(1, "indices")
+    if op.argument(3, "scale_grad_by_freq", False):
+        raise op.recorder.refusal(_BY_FREQUENCY)
+    out = torch.embedding(weight.detach(), tokens)
+    use = Embedding(op.module, op.records, {"weight": weight})
+    use.padding = op.argument(2, "padding_idx", -1)
+    use.input_stride, use.output_stride = op.stride(tokens), op.stride_after(tokens, out)
+    return op.record(out, use, tokens)
+
+
+@operation("embedding_bag")
+def embedding_bag(op: Operation) -> Any:
+    weight, tokens, offsets = op.argument(0, "weight"), op.argument(1, "input"), op.argument(2, "offsets")
+    if op.argument(3, "scale_grad_by_freq", False):
+        raise op.recorder.refusal(_BY_FREQUENCY)
+    token_weights = op.argument(6, "per_sample_weights")
+    if op.tracks(token_weights):
+        raise op.recorder.refusal("the per_sample_weights of its bags are parameters. Multiply the embeddings by them")
+    mode, padding = op.argument(4, "mode", _SUM), op.argument(8, "padding_idx")
+    last = op.argument(7, "include_last_offset", False)
+    padding = -1 if padding is None else padding % weight.shape[0]
+    # Not torch.embedding_bag, which leaves out what the backward pass needs where the table needs no gradient.
+    out, bag_of_token, bag_sizes, chosen = torch.ops.aten._embedding_bag(
+        weight.detach(), tokens, offsets, False, mode, False, token_weights, last, padding
+    )
+    if len(bag_of_token) != len(tokens):
+        starts = offsets[:-1] if last else offsets
+        bag_of_token = torch.searchsorted(starts, torch.arange(len(tokens), device=starts.device), right=True) - 1
+    use = EmbeddingBag(op.module, op.records, {"weight": weight})
+    use.output_stride = op.stride_after(offsets if op.recorder.stride(offsets) is not None else tokens, out)
+    use.mode, use.padding = mode, padding
+    saved = (tokens, bag_of_token, bag_sizes, chosen)
+    tapped = op.record(out, use, *saved, *(() if token_weights is None else (token_weights,)))
+    op.recorder.set_stride(tapped, use.output_stride)
+    return tapped, bag_of_token, bag_sizes, chosen
+
+
+class Embedding(Use):
+    """Keeps, for each record and token that it uses, the sum of the gradients at that token's places."""
+
+    input_stride: int
+    output_stride: int
+    padding: int
+    sums: Tensor
+    """The gradient of one row of the table for one record; `owners` and `tokens` say whose and which."""
+    owners: Tensor
+    tokens: Tensor
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+        weight = self.slots["weight"]
+        tokens = as_sequences(saved[0].unsqueeze(-1), self.input_stride, self.records).flatten(1)
+        rows = as_sequences(grad, self.output_stride, self.records).reshape(-1, grad.shape[-1]).to(weight.dtype)
+        self.method = "segments"
+        first_key = torch.arange(self.records, device=tokens.device).unsqueeze(1) * weight.shape[0]
+        keys, order = (first_key + tokens).flatten().sort()
+        distinct, counts = keys.unique_consecutive(return_counts=True)
+        self.owners, self.tokens = distinct // weight.shape[0], distinct % weight.shape[0]
+        self.sums = torch.embedding_bag(rows, order, counts.cumsum(0) - counts)[0]
+        if self.padding >= 0:
+            self.sums[self.tokens == self.padding] = 0
+
+    def form(self, rows: slice) -> dict[str, Tensor]:
+        weight = self.slots["weight"]
+        start, stop, _ = rows.indices(self.records)
+        first, end = torch.searchsorted(self.owners, torch.tensor([start, stop], device=self.owners.device)).tolist()
+        formed = weight.new_zeros((stop - start, *weight.shape), requires_grad=False)
+        formed[self.owners[first:end] - start, self.tokens[first:end]] = self.sums[first:end]
+        return {"weight": formed}
+
+    def form_squared_norms(self) -> dict[str, Tensor]:
+        norms = torch.zeros(self.records, dtype=torch.float64, device=self.sums.device)
+        return {"weight": norms.index_add_(0, self.owners, squared_norms(self.sums))}
+
+    def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        scaled = self.sums * weights["weight"].to(self.sums.dtype)[self.owners].unsqueeze(1)
+        vocabulary = self.slots["weight"].shape[0]
+        return {"weight": torch.ops.aten.embedding_dense_backward(scaled, self.tokens, vocabulary, -1, False)}
+
+    def drop(self, bad: Tensor) -> None:
+        self.sums = torch.where(bad[self.owners].unsqueeze(1), torch.zeros_like(self.sums), self.sums)
+
+    def kept_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.sums, self.owners, self.tokens))
+
+
+class EmbeddingBag(Use):
+    """Keeps the gradients of the bags: a record's gradient is its bag's, times how much each token counts in it."""
+
+    per_record = ("grad",)
+    output_stride: int
+    mode: int
+    padding: int
+    grad: Tensor
+    """``(records, bags of one record, features)``."""
+    bags: Tensor
+    """``(records, bags of one record)``: where each bag is in the output."""
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+        self.tokens, self.bag_of_token, self.bag_sizes, self.chosen = saved[:4]
+        self.token_weights = saved[4].detach() if len(saved) > 4 else None
+        self.grad = as_sequences(grad, self.output_stride, self.records).to(self.slots["weight"].dtype)
+        numbered = torch.arange(grad.shape[0], device=grad.device).unsqueeze(1).expand_as(grad)
+        self.bags = as_sequences(numbered, self.output_stride, self.records)[:, :, 0]
+        self.method = "product" if self.bags.shape[1] == 1 else "chunks"
+
+    def form(self, rows: slice) -> dict[str, Tensor]:
+        each = [slice(i, i + 1) for i in range(*rows.indices(self.records))]
+        return {"weight": torch.stack([self._summed(self.bags[one], self.grad[one]) for one in each])}
+
+    def form_squared_norms(self) -> dict[str, Tensor]:
+        if self.method == "chunks":
+            return super().form_squared_norms()
+        bags, of_bags = self.bags.flatten(), squared_norms(self.grad)
+        if self.mode == _MAX:  # each feature of a bag comes from one row of the table
+            return {"weight": of_bags * (self.bag_sizes[bags] > 0)}
+        vocabulary = self.slots["weight"].shape[0]
+        pairs, place = (self.bag_of_token * vocabulary + self.tokens).unique(return_inverse=True)
+        counts = torch.zeros(len(pairs), dtype=torch.float64).index_add_(0, place, self._counts())
+        squares = torch.zeros(len(bags), dtype=torch.float64).index_add_(0, pairs // vocabulary, counts.square_())
+        return {"weight": of_bags * squares[bags]}
+
+    def _counts(self) -> Tensor:
+        """How much each token counts in its bag."""
+        counts = (self.tokens != self.padding).double()
+        if self.token_weights is not None:
+            counts = torch.where(counts > 0, self.token_weights.double(), 0.0)
+        return counts / self.bag_sizes[self.bag_of_token] if self.mode == _MEAN else counts
+
+    def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        scale = weights["weight"].to(self.grad.dtype).view(-1, 1, 1)
+        return {"weight": self._summed(self.bags, self.grad * scale)}
+
+    def _summed(self, bags: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of the table where only `bags` have a gradient."""
+        rows = grad.new_zeros(self.bags.numel(), grad.shape[2])
+        rows[bags.flatten()] = grad.flatten(0, 1)
+        summed: Tensor = torch.ops.aten._embedding_bag_dense_backward(
+            rows,
+            self.tokens,
+            self.bag_of_token,
+            self.bag_sizes,
+            self.chosen,
+            self.slots["weight"].shape[0],
+            False,
+            self.mode,
+            self.token_weights,
+            self.padding,
+        )
+        return summed
+
+    def drop(self, bad: Tensor) -> None:
+        super().drop(bad)
+        if self.token_weights is not None:
+            bad_bags = torch.zeros(self.bags.numel(), dtype=torch.bool)
+            bad_bags[self.bags[bad].flatten()] = True
+            self.token_weights = self.token_weights.masked_fill(bad_bags[self.bag_of_token], 0.0)
