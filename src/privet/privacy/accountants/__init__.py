@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from privet.errors import InputError
 from privet.privacy.accountants._base import Accountant, UnsupportedEventError
+from privet.privacy.accountants.pld import PLD
 from privet.privacy.accountants.reference import ReferencePLD
 
-_ACCOUNTANTS: dict[str, Accountant] = {"pld": ReferencePLD()}
+_ACCOUNTANTS: dict[str, Accountant] = {one.key: one for one in (PLD(), ReferencePLD())}
 
 
 def accountant_named(accountant: str | Accountant) -> Accountant:

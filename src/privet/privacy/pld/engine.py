@@ -1,0 +1,186 @@
+"""Epsilon and delta of composed pairs: choose the grid by the error it makes, compose both directions, take the worse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from privet.privacy.pld.composition import Steps, compose, log_moment
+from privet.privacy.pld.dots import Cells, cells_of, span_of
+from privet.privacy.pld.framing import best_moment, frame_for, renyi_epsilon, saddlepoint, tilt_towards
+from privet.privacy.pld.pairs import Pair
+
+Pairs = Sequence[tuple[Pair, int]]
+Grids = list[tuple[Cells, int]]
+
+TOLERANCE = 1e-4
+"""The discretisation error that is aimed at, relative to epsilon: always upwards."""
+_MOST_CELLS = 1 << 20
+_FIRST_CELLS = 512
+_THIN_CELLS = 4096
+_TRUNCATED = 1e-4
+"""The share of delta that is given to truncated tails."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An upper bound of epsilon and an estimate of how much of it is discretisation."""
+
+    epsilon: float
+    error: float
+
+
+def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> Answer:
+    """The least epsilon at `delta` that the composed pairs allow, rounded up by at most about `tolerance` of it.
+
+    Formal guarantees: an upper bound for every grid (connecting the dots is pessimistic; tails count as infinite loss;
+    wrapped mass only adds; rounding is allowed for), so a wrong estimate of the error costs tightness, never privacy.
+    """
+    if not pairs:
+        return Answer(0.0, 0.0)
+    sides = (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
+    infinite = max(math.fsum(count * pair.infinite[side] for pair, count in pairs) for side in sides)
+    if delta <= infinite:
+        return Answer(_ceiling(pairs) if delta == infinite else math.inf, 0.0)
+    worst = Answer(0.0, 0.0)
+    for side in sides:
+        found = _one_side(pairs, delta, side, tolerance, worst.epsilon)
+        worst = found if found.epsilon > worst.epsilon else worst
+    return worst
+
+
+def delta_of(pairs: Pairs, epsilon: float) -> float:
+    """An upper bound of delta at `epsilon`."""
+    if not pairs:
+        return 0.0
+    sides = (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
+    return min(1.0, max(_one_delta(pairs, epsilon, side) for side in sides))
+
+
+def _ceiling(pairs: Pairs) -> float:
+    """The largest loss, for the least delta: finite if every pair's losses are bounded."""
+    spans = [(span_of(pair, 1e-300), count) for pair, count in pairs]
+    if not all(span.low_closed and span.high_closed for span, _ in spans):
+        return math.inf
+    return math.fsum(count * max(span.high, -span.low) for span, count in spans)
+
+
+def _one_side(pairs: Pairs, delta: float, side: int, tolerance: float, floor: float) -> Answer:
+    """One direction's epsilon; 0 if it is not above `floor`."""
+    log_delta = math.log(delta)
+    tail = _tail_for(pairs, delta)
+    finest, step = _finest_step(pairs, tail), _first_step(pairs, tail)
+    at = 0.0
+    for _ in range(8):
+        grids = _grids(pairs, step, tail)
+        at, proved = best_moment(_side(_thinned(grids), side), log_delta, at)
+        if proved <= floor:
+            return Answer(0.0, 0.0)
+        error, order = _error(grids, side, at)
+        if error <= tolerance * proved or step <= finest:
+            break
+        step = _finer(step, tolerance * proved / error, order, finest)
+    found = _solve(grids, side, delta, at)
+    for _ in range(8):
+        if found > 0.5 * proved or found <= floor or step <= finest:
+            break
+        # Far below what a moment proves, moments do not tell the error either: compare with a coarser grid.
+        error = max(0.0, _solve([(cells.coarser, count) for cells, count in grids], side, delta, at) - found) / 3
+        if error <= tolerance * found:
+            break
+        step = _finer(step, tolerance * found / error, 2.0, finest)
+        grids = _grids(pairs, step, tail)
+        found = min(found, _solve(grids, side, delta, at))
+    return Answer(max(0.0, found), error)
+
+
+def _solve(grids: Grids, side: int, delta: float, at: float) -> float:
+    log_delta = math.log(delta)
+    steps, thin = _side(grids, side), _side(_thinned(grids), side)
+    proved = renyi_epsilon(log_moment(steps, at), at, log_delta)
+    tilt = saddlepoint(thin, log_delta, at)
+    guess, at = min(tilt.mean, proved), tilt.at
+    found = math.inf
+    for _ in range(3):
+        tail = compose(steps, frame_for(thin, guess, log_delta, at))
+        previous, found = found, min(found, tail.epsilon(delta))
+        # A wrong guess puts the frame where rounding shows: then the answer is a better guess.
+        if not found < 0.999 * previous or tail.noise(found) < 1e-3 * delta:
+            break
+        guess = found
+    return max(0.0, min(found, proved))
+
+
+def _one_delta(pairs: Pairs, epsilon: float, side: int) -> float:
+    tail = _tail_for(pairs, 1e-12)
+    finest, step = _finest_step(pairs, tail), _first_step(pairs, tail)
+    for _ in range(8):
+        grids = _grids(pairs, step, tail)
+        tilt = tilt_towards(_side(_thinned(grids), side), epsilon)
+        error, order = _error(grids, side, tilt.at)
+        # The relative error of delta is the error of epsilon times the tilt.
+        if tilt.at * error <= 1e-3 or step <= finest:
+            break
+        step = _finer(step, 1e-3 / (tilt.at * error), order, finest)
+    log_delta = tilt.log_moment - tilt.at * epsilon
+    thin = _side(_thinned(grids), side)
+    return compose(_side(grids, side), frame_for(thin, epsilon, log_delta, tilt.at)).delta_at(epsilon)
+
+
+def _grids(pairs: Pairs, step: float, tail: float) -> Grids:
+    return [(cells_of(pair, step, tail), count) for pair, count in pairs]
+
+
+def _side(grids: Grids, side: int) -> Steps:
+    return [(cells.forward if side == 0 else cells.reverse, count) for cells, count in grids]
+
+
+def _thinned(grids: Grids) -> Grids:
+    """Coarser grids on which to look for a tilt: the same for all, as they are composed together."""
+    most = max(len(cells.p) for cells, _ in grids)
+    while most > _THIN_CELLS and all(cells.divisible for cells, _ in grids):
+        grids = [(cells.coarser, count) for cells, count in grids]
+        most //= 2
+    return grids
+
+
+def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
+    """By how much the grid raises epsilon, and with which power of the step, from grids two and four times as coarse."""
+    coarse = [(cells.coarser, count) for cells, count in grids]
+    coarsest = [(cells.coarser, count) for cells, count in coarse]
+    one, two, four = (log_moment(_side(level, side), at) for level in (grids, coarse, coarsest))
+    gain = max(two - one, 0.0)
+    order = math.log2(max(four - two, 1e-300) / gain) if gain > 0 else 2.0
+    order = min(2.0, max(0.7, order))
+    return gain / (2**order - 1) / at, order
+
+
+def _finer(step: float, share: float, order: float, finest: float) -> float:
+    # On the way from a first-order to a second-order error the order is between, and the aim overshoots: hence 1/16.
+    return max(finest, _rounded(step * max(1 / 16, 0.9 * share ** (1 / order))))
+
+
+def _tail_for(pairs: Pairs, delta: float) -> float:
+    # Not less than is needed: losses too rare to matter for delta would still dominate the moments.
+    # A power of two, so that the cells of one run are found again in the cache as the run goes on.
+    steps = sum(count for _, count in pairs)
+    return max(1e-300, math.exp2(math.floor(math.log2(_TRUNCATED * delta / steps))))
+
+
+def _widest(pairs: Pairs, tail: float) -> float:
+    spans = (span_of(pair, tail) for pair, _ in pairs)
+    return max(1e-300, *(span.high - span.low for span in spans))
+
+
+def _first_step(pairs: Pairs, tail: float) -> float:
+    return _rounded(_widest(pairs, tail) / _FIRST_CELLS)
+
+
+def _finest_step(pairs: Pairs, tail: float) -> float:
+    return _rounded(_widest(pairs, tail) / _MOST_CELLS)
+
+
+def _rounded(step: float) -> float:
+    """Down to a power of sqrt 2, for the cache."""
+    return math.exp2(math.floor(2 * math.log2(step) + 1e-9) / 2)
