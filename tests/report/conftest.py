@@ -58,6 +58,7 @@ def private_run(folder: Path) -> RunRecord:
         history=tuple(history),
         test_accuracy=float((model(x_test).argmax(1) == y_test).float().mean()),
         training_accuracy=float((model(x).argmax(1) == y).float().mean()),
+        ledger_head=ledger.head,
         attack=AttackResult.of("Loss threshold", LossThreshold()(model, (x, y), (x_test, y_test))),
     )
     record.write(folder)

@@ -60,7 +60,7 @@ def record(finished_run) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def ledger(finished_run, record) -> Ledger:
-    return Ledger.open(finished_run / record.ledger, read_only=True)
+    return record.open_ledger(finished_run)
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +219,11 @@ def test_a_missing_or_damaged_ledger_stops_the_page(finished_run, tmp_path, reco
     with pytest.raises(error):
         write_page(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_ledger_of_another_run_is_not_taken_for_this_ones(record, tmp_path):
+    record.write(tmp_path)
+    with Ledger(tmp_path / "ledger.jsonl") as other:
+        other.record(STEP)
+    with pytest.raises(PrivetError, match="expected head"):
+        write_page(tmp_path)

@@ -16,12 +16,11 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a 
 @app.command("report", epilog="Example:  privet report runs/demo")
 def report(run: RunFolder, as_json: AsJson = False) -> None:
     """Make the page of a run again, from its record and its ledger alone."""
-    from privet.privacy import Ledger
     from privet.report import RunRecord, write_page
 
     page = write_page(run)
     record = RunRecord.read(run)
-    spent = Ledger.open(run / record.ledger, read_only=True).spent(record.delta)
+    spent = record.open_ledger(run).spent(record.delta)
     if as_json:
         typer.echo(
             json.dumps({"page": str(page), "spent": spent.to_dict(), "accuracy": record.test_accuracy}, indent=1)

@@ -3,6 +3,7 @@
 from privet.report.environment import versions
 from privet.report.page import render, write_page
 from privet.report.record import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord
+from privet.report.weights import load_model, save_weights
 
 __all__ = [
     "AttackResult",
@@ -10,7 +11,9 @@ __all__ = [
     "Epoch",
     "ModelSummary",
     "RunRecord",
+    "load_model",
     "render",
+    "save_weights",
     "versions",
     "write_page",
 ]

@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from scipy import stats
 
-from privet.privacy.ledger import Ledger
-from privet.privacy.spent import Spent, round_up
+from privet.privacy import Ledger, Spent
+from privet.privacy.spent import round_up
 from privet.report import figures, words
 from privet.report.limit import Limit
 from privet.report.record import AttackResult, RunRecord, write_whole
@@ -25,8 +25,7 @@ FILE = "report.html"
 def write_page(folder: Path) -> Path:
     """Write `report.html` of a run folder, whole or not at all; made again, it has the same bytes."""
     record = RunRecord.read(folder)
-    ledger = Ledger.open(folder / record.ledger, read_only=True)
-    return write_whole(folder / FILE, render(record, ledger))
+    return write_whole(folder / FILE, render(record, record.open_ledger(folder)))
 
 
 def render(record: RunRecord, ledger: Ledger) -> str:

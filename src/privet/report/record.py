@@ -15,6 +15,7 @@ from pathlib import Path
 
 from privet.attacks import Roc
 from privet.errors import InputError
+from privet.privacy import Ledger
 from privet.report.plain import MisfitError, build
 
 FILE = "record.json"
@@ -40,7 +41,7 @@ class ModelSummary:
 
     name: str
     parameters: int
-    arguments: dict[str, float] = field(default_factory=dict)
+    arguments: dict[str, int] = field(default_factory=dict)
     weights: str = ""
 
 
@@ -110,7 +111,11 @@ class AttackResult:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. `write` puts it into the run's folder, `read` takes it from there."""
+    """One run. `write` puts it into the run's folder, `read` takes it from there.
+
+    `ledger_head` is the running hash of the ledger when the run ended: a ledger from which lines were cut, or that of
+    another run, is not taken for this one's.
+    """
 
     title: str
     method: str
@@ -128,7 +133,12 @@ class RunRecord:
     training_accuracy: float
     attack: AttackResult | None = None
     ledger: str = "ledger.jsonl"
+    ledger_head: str = ""
     format: int = FORMAT
+
+    def open_ledger(self, folder: Path) -> Ledger:
+        """The run's ledger, for reading; refused if it is not the one that the run wrote."""
+        return Ledger.open(folder / self.ledger, head=self.ledger_head or None, read_only=True)
 
     def write(self, folder: Path) -> Path:
         """Write `record.json` whole or not at all."""

@@ -1,0 +1,42 @@
+"""The weights of a run's model in its folder, as data that never runs code when it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from privet import models
+from privet.errors import InputError
+from privet.report.record import RunRecord
+
+FILE = "model.safetensors"
+
+
+def save_weights(model: nn.Module, folder: Path) -> str:
+    """Write the model's parameters and buffers; gives the file's name, for the record."""
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / FILE)
+    return FILE
+
+
+def load_model(record: RunRecord, folder: Path) -> nn.Module:
+    """The run's model as it was when it was saved; only a model of `privet.models` can be named."""
+    if not record.model.weights:
+        raise InputError(f"{folder}: this run kept no weights, so there is no model to load; run the command again.")
+    if record.model.name not in models.__all__:
+        known = ", ".join(models.__all__)
+        raise InputError(
+            f"{folder}: there is no model {record.model.name!r} in this version of Privet; it has {known}."
+        )
+    path = folder / record.model.weights
+    try:
+        model: nn.Module = getattr(models, record.model.name)(**record.model.arguments)
+        model.load_state_dict(load_file(path))
+    except FileNotFoundError:
+        raise InputError(f"{path}: the weights of the run are missing; run the command again.") from None
+    except (SafetensorError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: the weights do not fit the record ({reason}); run the command again.") from None
+    return model
