@@ -130,7 +130,7 @@ def by_groups(x: Tensor, grad: Tensor, kernel: torch.Size, geometry: Geometry) -
     records = x.shape[0]
     if any(geometry.further):
         x = functional.pad(x, [size for extra in reversed(geometry.further) for size in (0, extra)])
-    formed = torch.ops.aten.convolution_backward(
+    formed: Tensor = torch.ops.aten.convolution_backward(
         grad.transpose(0, 1).flatten(1, 2),
         x.transpose(0, 1).flatten(1, 2),
         x.new_empty(()).expand(records * kernel[0], *kernel[1:]),
