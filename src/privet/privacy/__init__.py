@@ -1,7 +1,8 @@
 """What was done to the data, what it cost, and by whose theorem."""
 
-from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named
-from privet.privacy.calibration import calibrate_noise
+from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named, accountant_names
+from privet.privacy.budget import Budget, steps_of
+from privet.privacy.calibration import calibrate_batch_size, calibrate_noise, calibrate_schedule, calibrate_steps
 from privet.privacy.events import (
     ApproximateDP,
     CovarianceRelease,
@@ -24,12 +25,14 @@ from privet.privacy.events import (
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, weakest
 from privet.privacy.ledger import Ledger, LedgerError
 from privet.privacy.relations import Relation
+from privet.privacy.schedules import Schedule
 from privet.privacy.spent import Spent
 
 __all__ = [
     "Accountant",
     "ApproximateDP",
     "Assumed",
+    "Budget",
     "Claimed",
     "CovarianceRelease",
     "Event",
@@ -51,10 +54,16 @@ __all__ = [
     "PureEpsilon",
     "RandomizedResponse",
     "Relation",
+    "Schedule",
     "ShuffledEpoch",
     "Spent",
     "UnsupportedEventError",
     "accountant_named",
+    "accountant_names",
+    "calibrate_batch_size",
     "calibrate_noise",
+    "calibrate_schedule",
+    "calibrate_steps",
+    "steps_of",
     "weakest",
 ]

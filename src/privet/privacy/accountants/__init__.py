@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from privet.errors import InputError
 from privet.privacy.accountants._base import Accountant, UnsupportedEventError
+from privet.privacy.accountants.composition import Basic, Optimal, PublishedStrong, Strong
+from privet.privacy.accountants.gdp import GDP
+from privet.privacy.accountants.moments import Moments
 from privet.privacy.accountants.pld import PLD
+from privet.privacy.accountants.rdp import RDP
 from privet.privacy.accountants.reference import ReferencePLD
 
-_ACCOUNTANTS: dict[str, Accountant] = {one.key: one for one in (PLD(), ReferencePLD())}
+_ACCOUNTANTS: dict[str, Accountant] = {
+    one.key: one
+    for one in (PLD(), RDP(), Moments(), Strong(), PublishedStrong(), Optimal(), Basic(), GDP(), ReferencePLD())
+}
+
+
+def accountant_names() -> tuple[str, ...]:
+    """The short names of all accountants."""
+    return tuple(_ACCOUNTANTS)
 
 
 def accountant_named(accountant: str | Accountant) -> Accountant:
@@ -21,4 +33,4 @@ def accountant_named(accountant: str | Accountant) -> Accountant:
         raise InputError(f"There is no accountant {accountant!r}; the accountants are {known}.") from None
 
 
-__all__ = ["Accountant", "UnsupportedEventError", "accountant_named"]
+__all__ = ["Accountant", "UnsupportedEventError", "accountant_named", "accountant_names"]

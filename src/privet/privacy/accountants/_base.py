@@ -9,6 +9,7 @@ from typing import ClassVar
 from privet.errors import InputError
 from privet.privacy.events import Event, NotPrivate, tally
 from privet.privacy.events._base import Leaf
+from privet.privacy.guarantees import Guarantee, Proved, weakest
 from privet.privacy.relations import Relation
 from privet.privacy.spent import Spent
 
@@ -30,6 +31,11 @@ class Accountant(ABC):
     """The short name: "pld"."""
     name: ClassVar[str]
     """The name in a sentence: "PLD"."""
+
+    @property
+    def basis(self) -> Guarantee:
+        """What stands behind this accountant's theorem: proved, unless it is kept only to compare with a paper."""
+        return Proved()
 
     @abstractmethod
     def why_not(self, leaf: Event, relation: Relation) -> str | None:
@@ -83,7 +89,7 @@ class Accountant(ABC):
             unit=unit,
             sampling=event.sampling,
             accountant=self.name,
-            guarantee=event.guarantee,
+            guarantee=weakest((event.guarantee, self.basis)),
         )
 
     def _checked(self, event: Event, relation: Relation) -> Tally:

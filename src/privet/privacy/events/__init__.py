@@ -1,6 +1,6 @@
 """The vocabulary of what can happen to data: frozen, serialisable values that compose with `+` and `*`."""
 
-from privet.privacy.events._base import Composed, Event, Nothing, Repeated, Under, composed, tally
+from privet.privacy.events._base import NOTHING, Composed, Event, Nothing, Repeated, Under, composed, tally
 from privet.privacy.events._noise import (
     CovarianceRelease,
     Gaussian,
@@ -13,6 +13,7 @@ from privet.privacy.events._sampling import FixedSizeSampled, PaddedPoisson, Poi
 from privet.privacy.events._stated import ApproximateDP, NotPrivate, PublishedClaim, PureEpsilon, RandomizedResponse
 
 __all__ = [
+    "NOTHING",
     "ApproximateDP",
     "Composed",
     "CovarianceRelease",

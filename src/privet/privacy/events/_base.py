@@ -106,6 +106,10 @@ class Nothing(Event):
         return iter(())
 
 
+NOTHING = Nothing()
+"""The data was not used."""
+
+
 @dataclass(frozen=True)
 class Repeated(Event):
     """The same event `count` times, each with fresh randomness, adaptively chosen."""

@@ -8,7 +8,6 @@ wraps around is non-negative and only raises delta, and what lies above the fram
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,11 +15,11 @@ import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
 
-from privet.privacy.pld.dots import Dots, grid
+from privet.privacy.pld.dots import grid
 from privet.privacy.pld.pairs import Array
+from privet.privacy.pld.stack import Stack, tilted
 
 ComplexArray = npt.NDArray[np.complex128]
-Steps = Sequence[tuple[Dots, int]]
 
 ROUNDING = 2.0**-50
 """Relative error allowed for each composed step: four units of the last place, for an FFT and its power."""
@@ -91,34 +90,27 @@ class Tail:
         return float(self.losses[j] + min(0.0, max(back, self.losses[j - 1] - self.losses[j])))
 
 
-def log_moment(steps: Steps, at: float) -> float:
-    return math.fsum(count * dots.log_moment(at) for dots, count in steps)
-
-
-def compose(steps: Steps, frame: Frame) -> Tail:
+def compose(stack: Stack, frame: Frame) -> Tail:
     """The composed loss in `frame`."""
-    step, at = steps[0][0].step, frame.at
-    lowest = math.fsum(count * dots.start for dots, count in steps)
-    support = sum(count * (len(dots.mass) - 1) for dots, count in steps) + 1
+    step, at, support = stack.step, frame.at, stack.support
     wanted = math.ceil((frame.high - frame.low) / step) + 2
     size = next_fast_len(min(support, wanted, _MOST_POINTS), real=True)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
-    for dots, count in steps:
-        spectrum *= _power(rfft(_wrapped(dots.tilted(at), size)), count)
+    for dots, count in stack.steps:
+        spectrum *= _power(rfft(_wrapped(tilted(dots, at), size)), count)
     circle = irfft(spectrum, size)
-    total = sum(count for _, count in steps)
     # Masses are not negative: the most negative one shows how much noise the FFT leaves on each point.
     noise = 8 * max(0.0, -float(circle.min()))
     measured = noise * min(size, 1 / max(-math.expm1(-at * step), 1e-300))
-    rounding = min(ROUNDING * total, max(measured, 2.0**-53 * math.sqrt(total)))
-    moment = log_moment(steps, at)
-    first, outside = 0, math.fsum(count * dots.infinite for dots, count in steps)
+    rounding = min(ROUNDING * stack.total, max(measured, 2.0**-53 * math.sqrt(stack.total)))
+    moment = stack.log_moment(at)
+    skipped, outside = 0, stack.infinite
     if support > size:
-        first = min(max(0, round((frame.high - lowest) / step) - size + 1), support - size)
-    if first + size < support:
-        outside += math.exp(min(0.0, least_above(steps, at, moment, lowest + step * (first + size - 1))))
-    losses = grid(lowest + step * first, step, size)
-    masses = np.roll(np.maximum(circle, 0.0), -(first % size)) * (1 + ROUNDING * total)
+        skipped = min(max(0, round(frame.high / step) - stack.lowest - size + 1), support - size)
+    losses = grid(stack.lowest + skipped, step, size)
+    if skipped + size < support:
+        outside += math.exp(min(0.0, _least_above(stack, at, moment, float(losses[-1]))))
+    masses = np.roll(np.maximum(circle, 0.0), -(skipped % size)) * (1 + ROUNDING * stack.total)
     centre = float(np.clip(masses @ losses / masses.sum(), losses[0], losses[-1]))
     weights = masses * np.exp(np.clip(at * (centre - losses), -700.0, 700.0))
     above = np.cumsum(weights[::-1])[::-1]
@@ -128,11 +120,11 @@ def compose(steps: Steps, frame: Frame) -> Tail:
     return Tail(losses, above, delta, moment, at, centre, outside, rounding)
 
 
-def least_above(steps: Steps, at: float, moment: float, loss: float) -> float:
+def _least_above(stack: Stack, at: float, moment: float, loss: float) -> float:
     """ln of Chernoff's bound of the (untilted) mass above `loss`."""
     best = moment - at * loss
     for factor in (1.5, 2.5, 5.0):
-        best = min(best, log_moment(steps, factor * at) - factor * at * loss)
+        best = min(best, stack.log_moment(factor * at) - factor * at * loss)
     return best
 
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from privet.privacy.pld.composition import Steps, compose, log_moment
+from privet.privacy.pld.composition import compose
 from privet.privacy.pld.dots import Cells, cells_of, span_of
 from privet.privacy.pld.framing import best_moment, frame_for, renyi_epsilon, saddlepoint, tilt_towards
 from privet.privacy.pld.pairs import Pair
+from privet.privacy.pld.stack import Stack
 
 Pairs = Sequence[tuple[Pair, int]]
 Grids = list[tuple[Cells, int]]
@@ -83,7 +84,7 @@ def _one_side(pairs: Pairs, delta: float, side: int, tolerance: float, floor: fl
         step = _finer(step, tolerance * proved / error, order, finest)
     found = _solve(grids, side, delta, at)
     for _ in range(8):
-        if found > 0.5 * proved or found <= floor or step <= finest:
+        if found > 0.5 * proved or found <= floor or step <= finest or error <= 2 * tolerance * found:
             break
         # Far below what a moment proves, moments do not tell the error either: compare with a coarser grid.
         error = max(0.0, _solve([(cells.coarser, count) for cells, count in grids], side, delta, at) - found) / 3
@@ -97,13 +98,13 @@ def _one_side(pairs: Pairs, delta: float, side: int, tolerance: float, floor: fl
 
 def _solve(grids: Grids, side: int, delta: float, at: float) -> float:
     log_delta = math.log(delta)
-    steps, thin = _side(grids, side), _side(_thinned(grids), side)
-    proved = renyi_epsilon(log_moment(steps, at), at, log_delta)
+    stack, thin = _side(grids, side), _side(_thinned(grids), side)
+    proved = renyi_epsilon(stack.log_moment(at), at, log_delta)
     tilt = saddlepoint(thin, log_delta, at)
     guess, at = min(tilt.mean, proved), tilt.at
     found = math.inf
     for _ in range(3):
-        tail = compose(steps, frame_for(thin, guess, log_delta, at))
+        tail = compose(stack, frame_for(thin, guess, log_delta, at))
         previous, found = found, min(found, tail.epsilon(delta))
         # A wrong guess puts the frame where rounding shows: then the answer is a better guess.
         if not found < 0.999 * previous or tail.noise(found) < 1e-3 * delta:
@@ -129,11 +130,13 @@ def _one_delta(pairs: Pairs, epsilon: float, side: int) -> float:
 
 
 def _grids(pairs: Pairs, step: float, tail: float) -> Grids:
-    return [(cells_of(pair, step, tail), count) for pair, count in pairs]
+    # Blocks of about a sixtieth of the longest grid, a power of two: so often can the grids be made coarser.
+    block = max(4, 1 << max(0, math.floor(math.log2(_widest(pairs, tail) / step / 64 + 1))))
+    return [(cells_of(pair, step, tail, block), count) for pair, count in pairs]
 
 
-def _side(grids: Grids, side: int) -> Steps:
-    return [(cells.forward if side == 0 else cells.reverse, count) for cells, count in grids]
+def _side(grids: Grids, side: int) -> Stack:
+    return Stack([(cells.forward if side == 0 else cells.reverse, count) for cells, count in grids])
 
 
 def _thinned(grids: Grids) -> Grids:
@@ -149,7 +152,7 @@ def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
     """By how much the grid raises epsilon, and with which power of the step, from grids two and four times as coarse."""
     coarse = [(cells.coarser, count) for cells, count in grids]
     coarsest = [(cells.coarser, count) for cells, count in coarse]
-    one, two, four = (log_moment(_side(level, side), at) for level in (grids, coarse, coarsest))
+    one, two, four = (_side(level, side).log_moment(at) for level in (grids, coarse, coarsest))
     gain = max(two - one, 0.0)
     order = math.log2(max(four - two, 1e-300) / gain) if gain > 0 else 2.0
     order = min(2.0, max(0.7, order))

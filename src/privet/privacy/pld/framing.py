@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from scipy.optimize import minimize_scalar
 from scipy.special import erfcx
 
-from privet.privacy.pld.composition import ROUNDING, Frame, Steps, log_moment
+from privet.privacy.pld.composition import ROUNDING, Frame
+from privet.privacy.pld.stack import Stack, Tilt
 
 _NOISE = 3e-4
 """The share of delta that rounding may be given in exchange for a gentler tilt."""
 _NEGLIGIBLE = 12.0
 """What wraps around or lies above the frame is at most e^-12 of delta."""
-
-
-@dataclass(frozen=True)
-class Tilt:
-    """A tilt with what it says of the composed loss."""
-
-    at: float
-    log_moment: float
-    mean: float
-    deviation: float
-
-
-def tilt_of(steps: Steps, at: float) -> Tilt:
-    parts = [(count, dots.cumulants(at)) for dots, count in steps]
-    moment, mean, variance = (math.fsum(count * values[i] for count, values in parts) for i in range(3))
-    return Tilt(at, moment, mean, math.sqrt(max(variance, 0.0)))
 
 
 def renyi_epsilon(log_moment: float, at: float, log_delta: float) -> float:
@@ -38,11 +22,11 @@ def renyi_epsilon(log_moment: float, at: float, log_delta: float) -> float:
     return (log_moment - log_delta - math.log(order)) / at + math.log(at / order)
 
 
-def best_moment(steps: Steps, log_delta: float, near: float = 0.0) -> tuple[float, float]:
+def best_moment(stack: Stack, log_delta: float, near: float = 0.0) -> tuple[float, float]:
     """The tilt whose moment proves the least epsilon, and that epsilon; `near` is a tilt that is known to be close."""
-    top = math.log(50 / steps[0][0].step)
+    top = math.log(50 / stack.step)
     if not near:
-        middle = math.log(math.sqrt(1 - 2 * log_delta) / max(tilt_of(steps, 0.0).deviation, 1e-300))
+        middle = math.log(math.sqrt(1 - 2 * log_delta) / max(stack.tilt(0.0).deviation, 1e-300))
         low, high = middle - 7, middle + 5
     else:
         low, high = math.log(near) - 1, math.log(near) + 1
@@ -50,7 +34,7 @@ def best_moment(steps: Steps, log_delta: float, near: float = 0.0) -> tuple[floa
 
     def proved(log_at: float) -> float:
         at = math.exp(log_at)
-        value = renyi_epsilon(log_moment(steps, at), at, log_delta)
+        value = renyi_epsilon(stack.log_moment(at), at, log_delta)
         return value if math.isfinite(value) else 1e300
 
     found = minimize_scalar(proved, bounds=(low, high), method="bounded", options={"xatol": 0.05, "maxiter": 30})
@@ -66,45 +50,45 @@ def saddlepoint_log_delta(tilt: Tilt) -> float:
     return tilt.log_moment - tilt.at * tilt.mean + math.log(max(near / 2, 1e-300))
 
 
-def saddlepoint(steps: Steps, log_delta: float, at: float) -> Tilt:
+def saddlepoint(stack: Stack, log_delta: float, at: float) -> Tilt:
     """The tilt whose mean is, nearly, the epsilon at delta: a guess, by bisection around `at`."""
-    low, high = math.log(at) - 4, min(math.log(at) + 2, math.log(50 / steps[0][0].step))
+    low, high = math.log(at) - 4, min(math.log(at) + 2, math.log(50 / stack.step))
     for _ in range(9):
         middle = (low + high) / 2
-        above = saddlepoint_log_delta(tilt_of(steps, math.exp(middle))) > log_delta
+        above = saddlepoint_log_delta(stack.tilt(math.exp(middle))) > log_delta
         low, high = (middle, high) if above else (low, middle)
-    return tilt_of(steps, math.exp((low + high) / 2))
+    return stack.tilt(math.exp((low + high) / 2))
 
 
-def tilt_towards(steps: Steps, loss: float) -> Tilt:
+def tilt_towards(stack: Stack, loss: float) -> Tilt:
     """The tilt whose mean is `loss`, by bisection."""
-    low, high = -12.0, math.log(50 / steps[0][0].step)
+    low, high = -12.0, math.log(50 / stack.step)
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if tilt_of(steps, math.exp(middle)).mean < loss else (low, middle)
-    return tilt_of(steps, math.exp(high))
+        low, high = (middle, high) if stack.tilt(math.exp(middle)).mean < loss else (low, middle)
+    return stack.tilt(math.exp(high))
 
 
-def frame_for(steps: Steps, epsilon: float, log_delta: float, at: float) -> Frame:
+def frame_for(stack: Stack, epsilon: float, log_delta: float, at: float) -> Frame:
     """The shortest of a few frames in which the FFT resolves a delta of about e^log_delta at about `epsilon`.
 
     A strong tilt of a heavy tail is wide; a gentle one costs digits and needs the bulk of the losses inside.
     """
-    gentle = _gentlest(steps, epsilon, log_delta, at)
+    gentle = _gentlest(stack, epsilon, log_delta, at)
     candidates = {gentle, math.sqrt(gentle * at), at}
-    frames = [_frame(steps, epsilon, log_delta, tilt) for tilt in sorted(candidates)]
+    frames = [_frame(stack, epsilon, log_delta, tilt) for tilt in sorted(candidates)]
     return min(frames, key=lambda frame: (not frame.tight, frame.high - frame.low))
 
 
-def _gentlest(steps: Steps, epsilon: float, log_delta: float, at: float) -> float:
+def _gentlest(stack: Stack, epsilon: float, log_delta: float, at: float) -> float:
     """The least tilt at which the FFT's rounding, relative to e^(K(t) - t epsilon), is a small share of delta.
 
     The exponent is convex in t, so below its least point it only grows as t falls.
     """
-    allowed = log_delta + math.log(_NOISE / (ROUNDING * sum(count for _, count in steps)))
+    allowed = log_delta + math.log(_NOISE / (ROUNDING * stack.total))
 
     def exponent(log_at: float) -> float:
-        return log_moment(steps, math.exp(log_at)) - math.exp(log_at) * epsilon
+        return stack.log_moment(math.exp(log_at)) - math.exp(log_at) * epsilon
 
     high = math.log(at)
     if exponent(high) > allowed:
@@ -117,18 +101,18 @@ def _gentlest(steps: Steps, epsilon: float, log_delta: float, at: float) -> floa
     return math.exp(high)
 
 
-def _frame(steps: Steps, epsilon: float, log_delta: float, at: float) -> Frame:
+def _frame(stack: Stack, epsilon: float, log_delta: float, at: float) -> Frame:
     """The frame for one tilt: so high that little lies above, so wide that little wraps around.
 
     Mass at loss l that wraps by the width w has weight e^(-t w) from below and e^(t w) from above.
     """
-    tilt = tilt_of(steps, at)
+    tilt = stack.tilt(at)
     limit = log_delta - _NEGLIGIBLE
-    moments = [(factor * at, log_moment(steps, factor * at)) for factor in (1.0, 1.5, 2.5, 5.0)]
+    moments = [(factor * at, stack.log_moment(factor * at)) for factor in (1.0, 1.5, 2.5, 5.0)]
     high = min((moment - limit) / order for order, moment in moments)
-    high = max(high, epsilon + 2 / at, epsilon + steps[0][0].step)
-    spread = max(tilt.deviation, steps[0][0].step)
-    lower = [(order, log_moment(steps, order)) for order in (0.0, -1 / spread, -3 / spread, -6 / spread)]
+    high = max(high, epsilon + 2 / at, epsilon + stack.step)
+    spread = max(tilt.deviation, stack.step)
+    lower = [(order, stack.log_moment(order)) for order in (0.0, -1 / spread, -3 / spread, -6 / spread)]
     width = high - min(epsilon, tilt.mean) + spread
     for _ in range(40):
         low = high - width

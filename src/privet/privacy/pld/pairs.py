@@ -55,8 +55,9 @@ class Pair(Protocol):
 def normal_cells(x: Array, mean: float = 0.0) -> Array:
     """The masses of N(mean, 1) between the points x, each to full relative precision in either tail."""
     z = np.concatenate(([-np.inf], x - mean, [np.inf]))
-    below, above = ndtr(z), ndtr(-z)
-    return np.asarray(np.where(z[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1]))
+    tail = ndtr(-np.abs(z))
+    left, right = tail[:-1], tail[1:]
+    return np.asarray(np.where(z[:-1] > 0, left - right, np.where(z[1:] < 0, right - left, 1.0 - left - right)))
 
 
 def normal_tail_point(tail: float) -> float:
