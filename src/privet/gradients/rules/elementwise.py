@@ -30,7 +30,7 @@ def elementwise(op: Operation) -> Any:
         raise op.recorder.refusal(f"`{op.name}` joins a parameter to the records themselves")
     # From the right, as broadcasting counts.
     place = Position(at.dim - batched.ndim, at.outer, at.inner)
-    replaced = {id(t): _own_copy(op, t, place) for t in tensors if op.tracks(t)}
+    replaced = {id(t): own_copy(op, t, place) for t in tensors if op.tracks(t)}
 
     def swap(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -42,7 +42,8 @@ def elementwise(op: Operation) -> Any:
     return op.func(*swap(op.args), **{key: swap(value) for key, value in op.kwargs.items()})
 
 
-def _own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
+def own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
+    """A copy of a tracked tensor for each record; `place` (its dimension counted from the right) says where they are."""
     size = place.outer * op.records * place.inner
     if tensor.ndim >= -place.dim and tensor.shape[place.dim] == size and size > 1:
         source = op.recorder.expanded_from(tensor)
@@ -59,19 +60,17 @@ def _own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
         raise op.recorder.refusal(f"a parameter of shape {tuple(tensor.shape)} does not fit the records in `{op.name}`")
     grown[place.dim] = size
     use = Parameter(op.module, op.records, {"parameter": tensor})
-    use.stride = stride_at(grown, len(grown) + place.dim, place.inner)
+    use.place = Position(len(grown) + place.dim, place.outer, place.inner)
     return op.copies(tensor, tuple(grown), use)
 
 
 class Parameter(Use):
     """A parameter that every record uses whole: the gradient of its copy is the record's gradient."""
 
-    stride: int
+    place: Position
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
-        tensor = self.slots["parameter"]
-        at = position(grad.shape, self.stride, self.records)
-        assert at is not None
+        tensor, at = self.slots["parameter"], self.place
         split = grad.unflatten(at.dim, (at.outer, self.records, at.inner)).movedim(at.dim + 1, 0)
         # The record's dimension stays as one of size 1, so that broadcasting is undone dimension by dimension.
         own = split.sum((at.dim + 1, at.dim + 2), keepdim=False).unsqueeze(at.dim + 1)
