@@ -33,7 +33,9 @@ class Frame:
     at: float
     low: float
     high: float
-    tight: bool = True
+    tight: bool
+    order: float
+    """The moment that best bounds what lies above."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def compose(stack: Stack, frame: Frame) -> Tail:
         skipped = min(max(0, round(frame.high / step) - stack.lowest - size + 1), support - size)
     losses = grid(stack.lowest + skipped, step, size)
     if skipped + size < support:
-        outside += math.exp(min(0.0, _least_above(stack, at, moment, float(losses[-1]))))
+        outside += math.exp(min(0.0, stack.log_moment(frame.order) - frame.order * float(losses[-1])))
     masses = np.roll(np.maximum(circle, 0.0), -(skipped % size)) * (1 + ROUNDING * stack.total)
     centre = float(np.clip(masses @ losses / masses.sum(), losses[0], losses[-1]))
     weights = masses * np.exp(np.clip(at * (centre - losses), -700.0, 700.0))
@@ -118,14 +120,6 @@ def compose(stack: Stack, frame: Frame) -> Tail:
     shifted = np.concatenate((above[1:], [0.0]))[::-1]
     delta = lfilter([-math.expm1(-step)], [1.0, -math.exp(-step)], shifted)[::-1]
     return Tail(losses, above, delta, moment, at, centre, outside, rounding)
-
-
-def _least_above(stack: Stack, at: float, moment: float, loss: float) -> float:
-    """ln of Chernoff's bound of the (untilted) mass above `loss`."""
-    best = moment - at * loss
-    for factor in (1.5, 2.5, 5.0):
-        best = min(best, stack.log_moment(factor * at) - factor * at * loss)
-    return best
 
 
 def _wrapped(mass: Array, size: int) -> Array:

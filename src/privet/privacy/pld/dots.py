@@ -78,8 +78,10 @@ def _dots(first: int, step: float, p: Array, q: Array, infinite: float) -> Dots:
     ends = grid(first + 1, step, len(inside))
     with np.errstate(over="ignore", invalid="ignore"):
         lower = (counterpart * np.exp(ends) - inside) / math.expm1(step)
-    # Where e^loss overflows the whole mass goes to the upper end, which is the pessimistic one.
-    lower = np.clip(np.nan_to_num(lower, nan=0.0, posinf=0.0), 0.0, inside)
+    if ends[-1] > 700:
+        # Where e^loss overflows the whole mass goes to the upper end, which is the pessimistic one.
+        lower[~np.isfinite(lower)] = 0.0
+    lower = np.minimum(np.maximum(lower, 0.0), inside)
     mass = np.zeros(len(inside) + 1)
     mass[:-1] = lower
     mass[1:] += inside - lower

@@ -46,6 +46,9 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> Answ
         return Answer(_ceiling(pairs) if delta == infinite else math.inf, 0.0)
     worst = Answer(0.0, 0.0)
     for side in sides:
+        if side and _one_side(pairs, delta, side, 16 * tolerance, worst.epsilon).epsilon <= worst.epsilon:
+            # A grid four times as coarse shows already that the other direction is the worse one.
+            continue
         found = _one_side(pairs, delta, side, tolerance, worst.epsilon)
         worst = found if found.epsilon > worst.epsilon else worst
     return worst
@@ -160,8 +163,8 @@ def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
 
 
 def _finer(step: float, share: float, order: float, finest: float) -> float:
-    # On the way from a first-order to a second-order error the order is between, and the aim overshoots: hence 1/16.
-    return max(finest, _rounded(step * max(1 / 16, 0.9 * share ** (1 / order))))
+    # On the way from a first-order to a second-order error the order grows: expect it to be nearer to two.
+    return max(finest, _rounded(step * max(1 / 16, 0.9 * share ** (2 / (order + 2)))))
 
 
 def _tail_for(pairs: Pairs, delta: float) -> float:

@@ -12,6 +12,7 @@ from privet.privacy.pld.stack import Stack, Tilt
 
 _NOISE = 3e-4
 """The share of delta that rounding may be given in exchange for a gentler tilt."""
+_FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0, 3.0)
 _NEGLIGIBLE = 12.0
 """What wraps around or lies above the frame is at most e^-12 of delta."""
 
@@ -75,8 +76,9 @@ def frame_for(stack: Stack, epsilon: float, log_delta: float, at: float) -> Fram
     A strong tilt of a heavy tail is wide; a gentle one costs digits and needs the bulk of the losses inside.
     """
     gentle = _gentlest(stack, epsilon, log_delta, at)
+    proofs = [(order, stack.log_moment(order)) for order in (factor * at for factor in _FACTORS)]
     candidates = {gentle, math.sqrt(gentle * at), at}
-    frames = [_frame(stack, epsilon, log_delta, tilt) for tilt in sorted(candidates)]
+    frames = [_frame(stack, epsilon, log_delta, tilt, proofs) for tilt in sorted(candidates)]
     return min(frames, key=lambda frame: (not frame.tight, frame.high - frame.low))
 
 
@@ -101,25 +103,25 @@ def _gentlest(stack: Stack, epsilon: float, log_delta: float, at: float) -> floa
     return math.exp(high)
 
 
-def _frame(stack: Stack, epsilon: float, log_delta: float, at: float) -> Frame:
+def _frame(stack: Stack, epsilon: float, log_delta: float, at: float, proofs: list[tuple[float, float]]) -> Frame:
     """The frame for one tilt: so high that little lies above, so wide that little wraps around.
 
-    Mass at loss l that wraps by the width w has weight e^(-t w) from below and e^(t w) from above.
+    Mass at loss l that wraps by the width w has weight e^(-t w) from below and e^(t w) from above. `proofs` are moments, for
+    Chernoff's bounds.
     """
     tilt = stack.tilt(at)
     limit = log_delta - _NEGLIGIBLE
-    moments = [(factor * at, stack.log_moment(factor * at)) for factor in (1.0, 1.5, 2.5, 5.0)]
-    high = min((moment - limit) / order for order, moment in moments)
+    high, order = min(((moment - limit) / order, order) for order, moment in proofs)
     high = max(high, epsilon + 2 / at, epsilon + stack.step)
     spread = max(tilt.deviation, stack.step)
-    lower = [(order, stack.log_moment(order)) for order in (0.0, -1 / spread, -3 / spread, -6 / spread)]
+    lower = [(other, stack.log_moment(other)) for other in (0.0, -1 / spread, -3 / spread, -6 / spread)]
     width = high - min(epsilon, tilt.mean) + spread
-    for _ in range(40):
+    for _ in range(30):
         low = high - width
-        below = min(moment - order * low for order, moment in lower) - at * width
-        above = min(moment - order * (epsilon + width) for order, moment in moments) + at * width
+        below = min(moment - other * low for other, moment in lower) - at * width
+        above = min(moment - other * (epsilon + width) for other, moment in proofs) + at * width
         if max(below, above) < limit:
-            return Frame(at, low, high)
+            return Frame(at, low, high, True, order)
         width *= 1.15
     # No width is enough at this tilt (a wrong guess of epsilon): take the bulk, for a better guess.
-    return Frame(at, min(epsilon, tilt.mean) - 8 * spread, high, tight=False)
+    return Frame(at, min(epsilon, tilt.mean) - 8 * spread, high, False, order)

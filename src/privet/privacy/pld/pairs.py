@@ -53,11 +53,14 @@ class Pair(Protocol):
 
 
 def normal_cells(x: Array, mean: float = 0.0) -> Array:
-    """The masses of N(mean, 1) between the points x, each to full relative precision in either tail."""
+    """The masses of N(mean, 1) between the ascending points x, each to full relative precision in either tail."""
     z = np.concatenate(([-np.inf], x - mean, [np.inf]))
     tail = ndtr(-np.abs(z))
-    left, right = tail[:-1], tail[1:]
-    return np.asarray(np.where(z[:-1] > 0, left - right, np.where(z[1:] < 0, right - left, 1.0 - left - right)))
+    masses = np.abs(tail[1:] - tail[:-1])
+    middle = int(np.searchsorted(z, 0.0))
+    if z[middle] > 0:
+        masses[middle - 1] = 1.0 - tail[middle - 1] - tail[middle]
+    return np.asarray(masses)
 
 
 def normal_tail_point(tail: float) -> float:
