@@ -66,6 +66,23 @@ def budget(history: Sequence[Epoch], final: str) -> str:
     return _svg("budget", draw, "Epsilon over time", f"Epsilon grows to {final} after {last.step:,} steps.")
 
 
+def accuracy(history: Sequence[Epoch]) -> str:
+    """What the budget bought: the accuracy on the test records against epsilon, epoch by epoch."""
+    seen = [(epoch.epsilon, epoch.accuracy) for epoch in history if epoch.accuracy is not None]
+
+    def draw(axes: Axes) -> None:
+        axes.plot([x for x, _ in seen], [y for _, y in seen], color=ACCENT, marker="o", markersize=3.5)
+        axes.annotate(f"{100 * seen[-1][1]:.1f} %", seen[-1], xytext=(-6, 7), textcoords="offset points", ha="right")
+        axes.set_xlim(0, 1.05 * seen[-1][0])
+        lowest = min(y for _, y in seen)
+        axes.set_ylim(max(0.0, lowest - 0.25 * (1 - lowest)), 1)
+        _label(axes, "epsilon spent", "accuracy on the test records")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: share(value)))
+
+    words = f"The accuracy goes from {share(seen[0][1])} to {share(seen[-1][1])} as epsilon is spent."
+    return _svg("accuracy", draw, "Accuracy against epsilon", words)
+
+
 def loss(history: Sequence[Epoch]) -> str:
     """The mean training loss of each epoch."""
 

@@ -166,6 +166,8 @@ def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Stan
     drawn = {}
     if record.history:
         drawn["budget"] = figures.budget(record.history, round_up(spent.epsilon))
+        if any(epoch.accuracy is not None for epoch in record.history):
+            drawn["accuracy"] = figures.accuracy(record.history)
         drawn["loss"] = figures.loss(record.history)
     if record.attack:
         name = "The limit that is only claimed" if standing.kind == "claimed" else "The limit of the guarantee"

@@ -47,12 +47,14 @@ class ModelSummary:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Where the run stood at the end of an epoch: the mean loss of its steps and the privacy spent so far."""
+    """Where the run stood at the end of an epoch: the mean loss of its steps, the privacy spent so far, the accuracy
+    on the test records where it was measured."""
 
     epoch: int
     step: int
     loss: float
     epsilon: float
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
