@@ -53,12 +53,14 @@ class PerExampleGradients:
         """For each parameter, the sum over the records of weight times gradient."""
         self.squared_norms()  # finds the records that must not take part
         by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else dict(weights)
-        scaled = {name: weight * self._scale for name, weight in by_name.items()}
-        total = {name: torch.zeros_like(p, requires_grad=False) for name, p in self._parameters.items()}
+        # Names that shared a weight still do: what they share is computed once.
+        once = {id(weight): weight * self._scale for weight in by_name.values()}
+        scaled = {name: once[id(weight)] for name, weight in by_name.items()}
+        total: dict[str, Tensor] = {}
         with torch.no_grad():
             for use in self.uses:
                 self._add_weighted(use, scaled, total)
-        return total
+        return {n: total[n] if n in total else torch.zeros_like(p) for n, p in self._parameters.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """All per-example gradients, ``(records, *shape)`` for each parameter: for small models, tests and audits."""
@@ -160,7 +162,7 @@ class PerExampleGradients:
             for slot in chosen:
                 for name, gradient in self._pull_back(use.slots[slot], summed[slot], batched=False).items():
                     if id(weights[name]) == key:
-                        total[name] += gradient
+                        total[name] = total[name] + gradient if name in total else gradient
 
     def _sources_of(self, use: Use, slot: str) -> list[str]:
         return next(names for u, s, _, names in self._targets if u is use and s == slot)

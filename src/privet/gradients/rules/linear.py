@@ -74,14 +74,15 @@ class Linear(Use):
         assert self.x is not None and self.grad is not None
         if self.method == "chunks":
             return super().form_squared_norms()
+        if self.method == "product":
+            grads = squared_norms(self.grad)
+            products = {"weight": lambda: squared_norms(self.x) * grads, "bias": lambda: grads}
+            return {name: products[name]() for name in self.slots}
         norms = {}
         if "bias" in self.slots:
-            norms["bias"] = squared_norms(self.grad.sum(1) if self.grad.shape[1] > 1 else self.grad)
+            norms["bias"] = squared_norms(self.grad.sum(1))
         if "weight" in self.slots:
-            if self.method == "product":
-                norms["weight"] = squared_norms(self.x) * norms.get("bias", squared_norms(self.grad))
-            else:
-                norms["weight"] = gram_squared_norms(self.x, self.grad)
+            norms["weight"] = gram_squared_norms(self.x, self.grad)
         return norms
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -89,7 +90,8 @@ class Linear(Use):
         dtype = self.grad.dtype
         summed = {}
         if "bias" in self.slots:
-            summed["bias"] = torch.einsum("b,bth->h", weights["bias"].to(dtype), self.grad)
+            each = weights["bias"].to(dtype).repeat_interleave(self.grad.shape[1])
+            summed["bias"] = each @ self.grad.flatten(0, 1)
         if "weight" in self.slots:
             scale = weights["weight"].to(dtype).view(-1, 1, 1)
             x, grad = self.x, self.grad
