@@ -7,7 +7,7 @@ from torch import Tensor
 
 from privet.errors import InputError
 
-_ROUNDING = 1 + 2.0**-20
+_ROUNDING = 1 + 1e-5
 """Norms are enlarged by this before they are compared, so that float32 rounding of the gradient never under-clips."""
 
 

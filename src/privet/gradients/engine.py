@@ -149,17 +149,15 @@ class Engine:
         return before
 
     def _push(self, name: str, inputs: Any) -> None:
-        if self._depth == 0:
-            if self._paused or not torch.is_grad_enabled():
-                self._depth = -1  # an ordinary forward pass: listen to nothing until it is over
-                self._ordinary = 1
-                return
-            self._open(inputs)
-        elif self._depth < 0:
+        if self._depth == 0 and (self._paused or not torch.is_grad_enabled()):
+            self._depth = -1  # an ordinary forward pass: listen to nothing until it is over
+        if self._depth < 0:
             self._ordinary += 1
             return
         self._depth += 1
         self._recorder.modules.append(name)
+        if self._depth == 1:
+            self._open(inputs)
 
     _ordinary = 0
 
@@ -195,6 +193,10 @@ class Engine:
     def _open(self, inputs: Any) -> None:
         if self._is_recomputing() and self._pass is not None:
             # Activation checkpointing runs part of the forward pass again; its inputs are known from the first time.
+            if any(t.requires_grad and t.is_leaf and self._recorder.stride(t) is None for t in _tensors(inputs)):
+                raise self._recorder.refusal(
+                    "it is checkpointed with use_reentrant=True, which hides the forward pass; use use_reentrant=False"
+                )
             self._recorder.listen()
             self._listening = True
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_BLOCK = 4096
+_BLOCK = 1024
 """Rows are summed in float32 over blocks of this length and in float64 over the blocks: a plain float32 norm of five
 million elements is 1.4e-4 too small, which would let a record contribute more than the clipping norm."""
 

@@ -26,8 +26,9 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.receive(ctx.saved_tensors, grad)
-        return grad, None, None, *(None for _ in ctx.saved_tensors)
+        saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at this point
+        ctx.receive(saved, grad)
+        return grad, None, None, *(None for _ in saved)
 
 
 def tap(out: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
