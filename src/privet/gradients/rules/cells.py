@@ -10,8 +10,9 @@ from torch import Tensor
 
 from privet.gradients.rules.recurrence import Direction, Gradients, output_gradients
 
-_through_sigmoid = torch.ops.aten.sigmoid_backward
-_through_tanh = torch.ops.aten.tanh_backward
+# The overloads by name: choosing among them at each call would cost more than the call.
+_through_sigmoid = torch.ops.aten.sigmoid_backward.grad_input
+_through_tanh = torch.ops.aten.tanh_backward.grad_input
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Simple:
     activate: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     """The derivative of f where its value is given."""
-    adds_hidden_bias = True
+    gates_add_up = True
 
     def forward(self, gates: Tensor, states: Tensor, cell: Tensor | None, way: Direction) -> tuple[Tensor, ...]:
         before, after, inputs = way.before(states).unbind(0), way.after(states).unbind(0), gates.unbind(0)
@@ -47,14 +48,14 @@ class Simple:
         return Gradients(gates, gates, torch.zeros_like(state))
 
 
-TANH = Simple(torch.tanh_, lambda h: _through_tanh(torch.ones_like(h), h))
+TANH = Simple(torch.tanh_, lambda h: 1 - h.square())
 RELU = Simple(torch.relu_, lambda h: (h > 0).to(h.dtype))
 
 
 class Lstm:
     """Gates i, f, g, o; ``c' = f c + i g`` and ``h' = o tanh(c')``, projected where the layer projects."""
 
-    adds_hidden_bias = True
+    gates_add_up = True
 
     def forward(self, gates: Tensor, states: Tensor, cell: Tensor | None, way: Direction) -> tuple[Tensor, ...]:
         assert cell is not None
@@ -87,45 +88,39 @@ class Lstm:
         self, kept: tuple[Tensor, ...], states: Tensor, grads: tuple[Tensor | None, ...], way: Direction
     ) -> Gradients:
         gates, squashed, cells = kept
-        enter, forget, new, leave = gates.chunk(4, -1)
-        width = forget.shape[-1]
         outputs = way.after(states)
         outer = output_gradients(grads, outputs, way)
-        # First what each gate's gradient is per unit of the cell's (i, f, g) or the state's (o); the loop multiplies.
         grad_gates = torch.empty_like(gates)
-        of_enter, of_forget, of_new, of_leave = grad_gates.chunk(4, -1)
-        _through_sigmoid(new, enter, grad_input=of_enter)
-        _through_sigmoid(way.before(cells), forget, grad_input=of_forget)
-        _through_tanh(enter, new, grad_input=of_new)
-        _through_sigmoid(squashed, leave, grad_input=of_leave)
-        to_cell, forgets = _through_tanh(leave, squashed).unbind(0), forget.unbind(0)
-        steps, leaves = grad_gates.unbind(0), of_leave.unbind(0)
-        by_cell = grad_gates[..., : 3 * width].unflatten(-1, (3, width)).unbind(0)
+        enter, forget, new, leave = (part.unbind(0) for part in gates.chunk(4, -1))
+        of_enter, of_forget, of_new, of_leave = (part.unbind(0) for part in grad_gates.chunk(4, -1))
+        cell_before, squashed_steps, steps = way.before(cells).unbind(0), squashed.unbind(0), grad_gates.unbind(0)
         cell = torch.zeros_like(cells[0]) if grads[2] is None else grads[2].clone()
-        state, later = torch.empty_like(outputs[0]), None
+        part, state, later = torch.empty_like(cell), torch.empty_like(outputs[0]), None
         projected = torch.empty_like(outputs) if way.weight_hr is not None else None
         for t in reversed(way.times(len(outputs))):
             if later is None:
                 state.copy_(outer[t])
             else:
                 torch.addmm(outer[t], later, way.weight_hh, out=state)
-            unprojected = state
+            full = state
             if projected is not None and way.weight_hr is not None:
                 projected[t] = state
-                unprojected = state @ way.weight_hr
-            cell.addcmul_(unprojected, to_cell[t])
-            by_cell[t].mul_(cell.unsqueeze(1))
-            leaves[t].mul_(unprojected)
-            cell.mul_(forgets[t])
+                full = state @ way.weight_hr
+            _through_sigmoid(torch.mul(full, squashed_steps[t], out=part), leave[t], grad_input=of_leave[t])
+            cell.add_(_through_tanh(torch.mul(full, leave[t], out=part), squashed_steps[t], grad_input=part))
+            _through_sigmoid(torch.mul(cell, new[t], out=part), enter[t], grad_input=of_enter[t])
+            _through_tanh(torch.mul(cell, enter[t], out=part), new[t], grad_input=of_new[t])
+            _through_sigmoid(torch.mul(cell, cell_before[t], out=part), forget[t], grad_input=of_forget[t])
+            cell.mul_(forget[t])
             later = steps[t]
-        projection = None if projected is None else (leave * squashed, projected)
+        projection = None if projected is None else (gates.chunk(4, -1)[3] * squashed, projected)
         return Gradients(grad_gates, grad_gates, torch.zeros_like(state), cell, projection)
 
 
 class Gru:
     """Gates r, z, n; ``n = tanh(x_n + r h_n)`` and ``h' = n + z (h - n)``."""
 
-    adds_hidden_bias = False
+    gates_add_up = False
 
     def forward(self, gates: Tensor, states: Tensor, cell: Tensor | None, way: Direction) -> tuple[Tensor, ...]:
         width = states.shape[-1]
@@ -146,27 +141,28 @@ class Gru:
         self, kept: tuple[Tensor, ...], states: Tensor, grads: tuple[Tensor | None, ...], way: Direction
     ) -> Gradients:
         gates, hidden_new = kept
-        reset, keep, new = gates.chunk(3, -1)
+        width = states.shape[-1]
         outputs = way.after(states)
         outer = output_gradients(grads, outputs, way)
-        # First what each gate's gradient is per unit of the state's; the loop multiplies.
-        grad_hidden = torch.empty_like(gates)
-        of_reset, of_keep, of_hidden_new = grad_hidden.chunk(3, -1)
-        of_new = _through_tanh(1 - keep, new)
-        _through_sigmoid(way.before(states) - new, keep, grad_input=of_keep)
-        _through_sigmoid(hidden_new, reset, grad_input=of_reset).mul_(of_new)
-        torch.mul(of_new, reset, out=of_hidden_new)
-        steps, keeps = grad_hidden.unbind(0), keep.unbind(0)
-        by_state = grad_hidden.unflatten(-1, (3, -1)).unbind(0)
-        state, later = torch.empty_like(outputs[0]), None
-        new_steps = of_new.unbind(0)
+        grad_input, grad_hidden = torch.empty_like(gates), torch.empty_like(gates)
+        reset, keep, new = (part.unbind(0) for part in gates.chunk(3, -1))
+        of_reset, of_keep, of_new = (part.unbind(0) for part in grad_input.chunk(3, -1))
+        of_hidden_new = grad_hidden[..., 2 * width :].unbind(0)
+        before, of_hidden, steps = way.before(states).unbind(0), hidden_new.unbind(0), grad_hidden.unbind(0)
+        state, part, later = torch.empty_like(outputs[0]), torch.empty_like(outputs[0]), None
         for t in reversed(way.times(len(outputs))):
             if later is None:
                 state.copy_(outer[t])
             else:
                 state.add_(outer[t]).addmm_(later, way.weight_hh)
-            by_state[t].mul_(state.unsqueeze(1))
-            new_steps[t].mul_(state)
-            state.mul_(keeps[t])
+            torch.sub(before[t], new[t], out=part)
+            _through_sigmoid(part.mul_(state), keep[t], grad_input=of_keep[t])
+            torch.mul(state, keep[t], out=part)  # what goes on to the previous state by itself
+            _through_tanh(state.sub_(part), new[t], grad_input=of_new[t])
+            state, part = part, state
+            torch.mul(of_new[t], of_hidden[t], out=part)
+            _through_sigmoid(part, reset[t], grad_input=of_reset[t])
+            torch.mul(of_new[t], reset[t], out=of_hidden_new[t])
             later = steps[t]
-        return Gradients(torch.cat([of_reset, of_keep, of_new], -1), grad_hidden, state)
+            later[:, : 2 * width] = grad_input[t, :, : 2 * width]
+        return Gradients(grad_input, grad_hidden, state)

@@ -37,11 +37,12 @@ def matmul(op: Operation) -> Any:
 
 
 class Linear(Use):
-    per_record = ("x", "grad")
+    per_record = ("x", "grad", "sums")
     input_stride: int
     output_stride: int
     x: Tensor | None = None
     grad: Tensor | None = None
+    sums: Tensor | None = None
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
         dtype = next(iter(self.slots.values())).dtype
@@ -80,21 +81,33 @@ class Linear(Use):
             return {name: products[name]() for name in self.slots}
         norms = {}
         if "bias" in self.slots:
-            norms["bias"] = squared_norms(self.grad.sum(1))
+            norms["bias"] = squared_norms(self.summed_grad())
         if "weight" in self.slots:
-            norms["weight"] = gram_squared_norms(self.x, self.grad)
+            norms["weight"] = gram_squared_norms(self.x, self.grad_gram())
         return norms
+
+    def summed_grad(self) -> Tensor:
+        """The output gradients of each record summed over its sequence: the gradients of the bias."""
+        if self.sums is None:
+            assert self.grad is not None
+            self.sums = self.grad.sum(1) if self.grad.shape[1] > 1 else self.grad[:, 0]
+        return self.sums
+
+    def grad_gram(self) -> Tensor:
+        assert self.grad is not None
+        return torch.bmm(self.grad, self.grad.mT)
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         assert self.x is not None and self.grad is not None
         dtype = self.grad.dtype
         summed = {}
         if "bias" in self.slots:
-            each = weights["bias"].to(dtype).repeat_interleave(self.grad.shape[1])
-            summed["bias"] = each @ self.grad.flatten(0, 1)
+            summed["bias"] = weights["bias"].to(dtype) @ self.summed_grad()
         if "weight" in self.slots:
             scale = weights["weight"].to(dtype).view(-1, 1, 1)
             x, grad = self.x, self.grad
+            if grad.stride(0) < grad.stride(1):  # records inside sequences: then so they are flattened, without a copy
+                x, grad, scale = x.transpose(0, 1), grad.transpose(0, 1), scale.transpose(0, 1)
             if x.shape[2] < grad.shape[2]:
                 x = x * scale
             else:
@@ -108,7 +121,7 @@ def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
     return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
 
 
-def gram_squared_norms(x: Tensor, grad: Tensor) -> Tensor:
+def gram_squared_norms(x: Tensor, grad_gram: Tensor) -> Tensor:
     """Squared norms of ``grad[i].T @ x[i]`` without forming it: the sum of the product of two Gram matrices."""
-    products = torch.bmm(x, x.mT).mul_(torch.bmm(grad, grad.mT))
+    products = torch.bmm(x, x.mT).mul_(grad_gram)
     return products.flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)

@@ -68,8 +68,8 @@ class Gradients:
 class Cell(Protocol):
     """A kind of recurrent cell: `forward` overwrites the gates of the input and returns what `backward` needs."""
 
-    adds_hidden_bias: bool
-    """Whether the bias of the hidden gates may be added to that of the input."""
+    gates_add_up: bool
+    """Whether what the previous state adds to the gates is simply added to what the input adds."""
 
     def forward(self, gates: Tensor, states: Tensor, cell: Tensor | None, way: Direction) -> tuple[Tensor, ...]:
         """Run all steps, filling `states`; the last tensor returned is the states of the cell, if it has any."""
@@ -85,7 +85,7 @@ class _Run(torch.autograd.Function):
         ctx: Any, _anchor: Tensor, x: Tensor, state: Tensor, cell: Tensor | None, kind: Cell, way: Direction
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         bias = way.bias_ih
-        if bias is not None and way.bias_hh is not None and kind.adds_hidden_bias:
+        if bias is not None and way.bias_hh is not None and kind.gates_add_up:
             bias = bias + way.bias_hh
         gates = torch.nn.functional.linear(x, way.weight_ih, bias)
         states = way.between_steps(state, len(x))

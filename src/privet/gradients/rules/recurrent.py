@@ -103,7 +103,8 @@ def _one_direction(
     weight_ih, weight_hh, *others = weights
     bias_ih, bias_hh = others[:2] if len(others) > 1 else (None, None)
     weight_hr = others[-1] if len(others) % 2 else None
-    rows = x.shape[:2]
+    kind, rows = _KINDS[op.name.removesuffix("_cell")], x.shape[:2]
+    shared: dict[str, Tensor] = {}
     way = Direction(
         weight_ih=weight_ih.detach(),
         weight_hh=weight_hh.detach(),
@@ -111,28 +112,31 @@ def _one_direction(
         bias_hh=None if bias_hh is None else bias_hh.detach(),
         weight_hr=None if weight_hr is None else weight_hr.detach(),
         reverse=reverse,
-        receive_input=_receiver(op, weight_ih, bias_ih, rows, place),
-        receive_hidden=_receiver(op, weight_hh, bias_hh, rows, place),
-        receive_projection=None if weight_hr is None else _receiver(op, weight_hr, None, rows, place),
+        receive_input=_receiver(op, weight_ih, bias_ih, rows, place, shared),
+        receive_hidden=_receiver(op, weight_hh, bias_hh, rows, place, shared if kind.gates_add_up else {}),
+        receive_projection=None if weight_hr is None else _receiver(op, weight_hr, None, rows, place, {}),
     )
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x, initial = x.to(weight_ih.dtype), [state.to(weight_ih.dtype) for state in initial]
     with torch.autocast(device, enabled=False):
-        results = run(
-            x, initial[0], initial[1] if len(initial) > 1 else None, _KINDS[op.name.removesuffix("_cell")], way
-        )
+        results = run(x, initial[0], initial[1] if len(initial) > 1 else None, kind, way)
     return tuple(result for result in results if result is not None)
 
 
 def _receiver(
-    op: Operation, weight: Tensor, bias: Tensor | None, steps_and_rows: torch.Size, place: Position
+    op: Operation,
+    weight: Tensor,
+    bias: Tensor | None,
+    steps_and_rows: torch.Size,
+    place: Position,
+    shared: dict[str, Tensor],
 ) -> Receive | None:
     slots = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None and op.tracks(t)}
     if not slots:
         return None
     use = Gates(op.module, op.records, slots)
-    use.operation = op.name
+    use.operation, use.shared = op.name, shared
     use.input_stride = stride_at((*steps_and_rows, weight.shape[1]), 1, place.inner)
     use.output_stride = stride_at((*steps_and_rows, weight.shape[0]), 1, place.inner)
     return op.receiver(use)
@@ -142,7 +146,25 @@ class Gates(Linear):
     """A weight of a recurrent layer: a linear map on the sequence of its inputs or its states."""
 
     operation: str
+    shared: dict[str, Tensor]
+    """What depends on the gates' gradient alone, for the two weights whose gates add up."""
 
     @property
     def kind(self) -> str:
         return f"Linear ({self.operation})"
+
+    def summed_grad(self) -> Tensor:
+        if self.sums is None:
+            self.sums = self.shared.get("sums")
+        self.shared["sums"] = super().summed_grad()
+        return self.shared["sums"]
+
+    def grad_gram(self) -> Tensor:
+        if "gram" in self.shared:
+            return self.shared.pop("gram")
+        self.shared["gram"] = super().grad_gram()
+        return self.shared["gram"]
+
+    def drop(self, bad: Tensor) -> None:
+        super().drop(bad)
+        self.shared.clear()
