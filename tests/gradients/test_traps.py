@@ -164,7 +164,7 @@ def test_activation_checkpointing() -> None:
 
 def test_reentrant_checkpointing_is_refused() -> None:
     model = Checkpointed(reentrant=True)
-    with pytest.raises(UnsupportedModelError, match="module 'block'.*use_reentrant=False"), Engine(model):
+    with pytest.raises(UnsupportedModelError, match=r"module 'block'.*use_reentrant=False"), Engine(model):
         model(torch.randn(5, 4, 6)).sum().backward()
 
 

@@ -93,7 +93,6 @@ def make_private(
     ledger = ledger if ledger is not None else Ledger()
     if noise_multiplier is None:
         assert epsilon is not None
-        before = ledger.event if len(ledger) else None
         noise_multiplier = calibrate_noise(
             epsilon, delta, sampling.rate, steps, relation=ledger.relation, before=before
         )

@@ -1,0 +1,235 @@
+"""`make_private`: an ordinary loop, with everything that must not happen refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import privet
+from privet.clipping import AdaptiveClipping
+from privet.errors import InputError, PrivetError
+from privet.training import BudgetExhausted
+
+
+def data(records: int = 200) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(records, 5, generator=generator)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def setup(optimizer: Any = torch.optim.SGD, **settings: Any) -> tuple[nn.Module, Any, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+    chosen = optimizer(model.parameters(), lr=0.1)
+    known = {"batch_size": 40, "steps": 6, "noise_multiplier": 1.0, "delta": 1e-5, "max_grad_norm": 1.0, "seed": 0}
+    return model, chosen, privet.make_private(model, chosen, data(), **{**known, **settings})
+
+
+def run(model: nn.Module, optimizer: Any, private: Any) -> Tensor:
+    for x, y in private.batches():
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop])
+def test_any_optimizer(optimizer: Any) -> None:
+    model, chosen, private = setup(optimizer)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    after = run(model, chosen, private)
+    assert not torch.equal(before, after) and after.isfinite().all()
+    assert (private.steps_done, len(private.ledger)) == (6, 6)
+    assert "epsilon = " in str(private.spent()) and "proved" in str(private.spent())
+
+
+def test_a_step_is_the_clipped_noisy_sum_over_the_expected_batch() -> None:
+    model, optimizer, private = setup(steps=1)
+    start = [p.detach().clone() for p in model.parameters()]
+    drawn = private.plan.sampling.draw(200, torch.Generator().manual_seed(0))
+    x, y = (t[drawn] for t in data().tensors)
+    summed = [torch.zeros_like(p) for p in start]
+    for i in range(len(x)):
+        gradient = torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in gradient))
+        for total, g in zip(summed, gradient, strict=True):
+            total += g / max(1.0, float(norm))
+    noise = torch.Generator().manual_seed(1)
+    run(model, optimizer, private)
+    for before, total, after in zip(start, summed, model.parameters(), strict=True):
+        drawn_noise = torch.empty_like(total).normal_(generator=noise)
+        torch.testing.assert_close(after.detach(), before - 0.1 * (total + drawn_noise) / 40, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("physical", [1, 7, 16, 1000])
+def test_physical_batches_do_not_change_the_step(physical: int) -> None:
+    whole = run(*setup())
+    parts = run(*setup(physical_batch_size=physical))
+    torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
+
+
+def test_seeded_runs_repeat_bit_for_bit_and_others_do_not() -> None:
+    assert torch.equal(run(*setup()), run(*setup()))
+    assert not torch.equal(run(*setup(seed=None)), run(*setup(seed=None)))
+
+
+def test_empty_batches_are_steps() -> None:
+    model, optimizer, private = setup(batch_size=1, steps=30)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    seen = 0
+    for x, y in private.batches():
+        assert len(x)
+        seen += 1
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert seen < 30 and len(private.ledger) == private.steps_done == 30
+    assert not torch.equal(before, torch.cat([p.detach().flatten() for p in model.parameters()]))
+
+
+def test_adaptive_clipping_trains_and_moves() -> None:
+    model, optimizer, private = setup(max_grad_norm=None, clipping=AdaptiveClipping(50.0), steps=20)
+    run(model, optimizer, private)
+    assert private.plan.clipping.max_grad_norm < 50
+
+
+def test_bad_records_are_counted_and_the_model_survives() -> None:
+    dataset = data()
+    dataset.tensors[0][3] = float("nan")
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = privet.make_private(
+        model, optimizer, dataset, batch_size=200, steps=3, noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0
+    )
+    after = run(model, optimizer, private)
+    assert private.bad_records == 3 and after.isfinite().all()
+
+
+def test_no_step_is_lost_to_rounding() -> None:
+    for records in range(2, 400):
+        assert _one_epoch(records).plan.steps == records
+
+
+def _sgd(model: nn.Module) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=1)
+
+
+def _one_epoch(records: int) -> Any:
+    model = nn.Linear(1, 2)
+    return privet.make_private(
+        model, _sgd(model), TensorDataset(torch.zeros(records, 1)), batch_size=1, epochs=1, noise_multiplier=1.0, delta=1e-5,
+        max_grad_norm=1.0,
+    )  # fmt: skip
+
+
+def test_the_budget_ends_before_data_is_touched() -> None:
+    model, optimizer, private = setup()
+    run(model, optimizer, private)
+    with pytest.raises(BudgetExhausted, match="6 steps are done: epsilon"):
+        next(iter(private.batches()))
+
+
+def test_a_budget_is_kept() -> None:
+    model, optimizer, private = setup(noise_multiplier=None, epsilon=2.0)
+    run(model, optimizer, private)
+    assert 1.9 < private.spent().epsilon <= 2.0
+
+
+def test_leaving_early_spends_what_was_used() -> None:
+    model, optimizer, private = setup()
+    for x, y in private.batches():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        break
+    assert len(private.ledger) == 1
+    optimizer.step()  # outside the loop the optimizer is an ordinary one, and there is no gradient left to use twice
+    for x, y in private.batches():
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert len(private.ledger) == 6
+
+
+def test_a_batch_without_backward_or_step_is_refused() -> None:
+    model, optimizer, private = setup()
+    with pytest.raises(PrivetError, match="A batch was not used"):
+        for x, _ in private.batches():
+            model(x)
+    model, optimizer, private = setup()
+    with pytest.raises(PrivetError, match="no gradients yet"):
+        for x, _ in private.batches():
+            model(x)
+            optimizer.step()
+    assert len(private.ledger) == 0
+
+
+def test_the_same_batch_twice_is_refused() -> None:
+    model, optimizer, private = setup()
+    with pytest.raises(PrivetError, match="before the gradients"):
+        for x, y in private.batches():
+            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    model, optimizer, private = setup()
+    with pytest.raises(PrivetError, match="without a batch"):
+        for x, y in private.batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.step()
+
+
+def test_closures_are_refused() -> None:
+    model, optimizer, private = setup()
+    with pytest.raises(PrivetError, match="closure"):
+        for x, y in private.batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step(lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 201}, "from 1 to 200"),
+        ({"epochs": 1}, "either epochs or steps"),
+        ({"epsilon": 1.0}, "either epsilon"),
+        ({"noise_multiplier": None}, "either epsilon"),
+        ({"noise_multiplier": -1.0}, "noise multiplier"),
+        ({"max_grad_norm": None}, "either max_grad_norm or clipping"),
+        ({"max_grad_norm": -1.0}, "positive"),
+        ({"physical_batch_size": 0}, "at least 1"),
+        ({"loss_reduction": "max"}, "loss_reduction"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        setup(**settings)
+
+
+def test_the_optimizer_must_hold_the_model_s_parameters() -> None:
+    model, other = nn.Linear(5, 2), nn.Linear(5, 2)
+    known = {"batch_size": 40, "steps": 6, "noise_multiplier": 1.0, "delta": 1e-5, "max_grad_norm": 1.0}
+    with pytest.raises(InputError, match="'weight'"):
+        privet.make_private(model, _sgd(other), data(), **known)
+    both = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1)
+    with pytest.raises(InputError, match="another model"):
+        privet.make_private(model, both, data(), **known)
+
+
+def test_digits_above_ninety_percent_under_a_real_budget() -> None:
+    digits = privet.data.load("digits")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    private = privet.make_private(
+        model, optimizer, digits.train, batch_size=256, epochs=20, epsilon=8.0, delta=1e-5, max_grad_norm=1.0, seed=0
+    )
+    run(model, optimizer, private)
+    x, y = digits.test.tensors
+    assert float((model(x).argmax(1) == y).double().mean()) > 0.9
+    assert private.spent().epsilon <= 8.0
