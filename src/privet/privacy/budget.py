@@ -63,13 +63,13 @@ class Budget:
         guess = _guess_noise(self.epsilon, self.delta, rate, steps) * (
             2 if self.relation is Relation.REPLACE_ONE else 1
         )
-        return self._least(lambda sigma: PoissonSampled(rate, Gaussian(sigma)) * steps, guess, "noise multiplier")
+        return self.least(lambda sigma: PoissonSampled(rate, Gaussian(sigma)) * steps, guess, "noise multiplier")
 
     def scale(self, schedule: Schedule, rate: float) -> float:
         """The least factor for a schedule's noise multipliers."""
         _require_rate(rate)
         guess = _guess_noise(self.epsilon, self.delta, rate, schedule.steps) / schedule.typical
-        return self._least(lambda factor: schedule.scaled(factor).event(rate), guess, "scale of the schedule")
+        return self.least(lambda factor: schedule.scaled(factor).event(rate), guess, "scale of the schedule")
 
     def steps(self, rate: float, noise_multiplier: float) -> int:
         """The most Poisson-sampled Gaussian steps."""
@@ -99,13 +99,14 @@ class Budget:
             raise self._too_little(event(1), "an expected batch of one record")
         return found
 
-    def _cost(self, event: Event) -> float:
-        return accountant_named(self.accountant).epsilon(self.before + event, self.delta, self.relation)
-
-    def _least(self, event: Callable[[float], Event], guess: float, what: str) -> float:
+    def least(self, event: Callable[[float], Event], guess: float = 1.0, what: str = "noise") -> float:
+        """The least x for which event(x) fits, for any family of events that cost less as x grows."""
         if not isinstance(self.before, Nothing) and self._cost(NOTHING) >= self.epsilon:
             raise InputError(f"The budget of epsilon {self.epsilon:g} is spent already: {self.spent()}.")
         return least_within(lambda x: self._cost(event(x)), self.epsilon, guess, what)
+
+    def _cost(self, event: Event) -> float:
+        return accountant_named(self.accountant).epsilon(self.before + event, self.delta, self.relation)
 
     def _too_little(self, event: Event, what: str) -> InputError:
         costs = self.spent(event)

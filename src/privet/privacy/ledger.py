@@ -45,6 +45,7 @@ class Ledger:
         self._runs: list[tuple[Event, int]] = []
         self._lines = 0
         self._first_line: dict[Event, int] = {}
+        self._named: dict[int, Event] = {}
         self._event: Event | None = Nothing()
         self._file: IO[bytes] | None = None
         self._head = ""
@@ -146,7 +147,8 @@ class Ledger:
 
     def _note(self, event: Event) -> None:
         # A repeated event is named by the line on which it first stood: a run of 10^5 steps stays a small file.
-        self._first_line.setdefault(event, self._lines - 1)
+        line = self._first_line.setdefault(event, self._lines - 1)
+        self._named.setdefault(line, event)
         if self._runs and self._runs[-1][0] == event:
             self._runs[-1] = (event, self._runs[-1][1] + 1)
         else:
@@ -178,6 +180,10 @@ class Ledger:
         self._head, self._lines = "", 0
         good, heads = 0, set()
         lines = content.splitlines(keepends=True)
+        if b"\n" not in content:
+            raise LedgerError(
+                f"Nothing was recorded in {self.path}: its first line is not whole. Delete it and start anew."
+            )
         for number, line in enumerate(lines):
             try:
                 entry = json.loads(line)
@@ -193,12 +199,8 @@ class Ledger:
             self._take(entry, number)
             heads.add(claimed)
             good += len(line)
-        if not self._lines:
-            raise LedgerError(f"{self.path} is empty: not even the first line of a ledger was written.")
         if head is not None and head not in heads:
-            raise LedgerError(
-                f"The ledger {self.path} does not contain the expected head {head[:12]}…: lines were removed."
-            )
+            raise LedgerError(f"Lines were removed from the ledger {self.path}: the expected head is not in it.")
         return good
 
     def _take(self, entry: dict[str, Any], number: int) -> None:
@@ -210,8 +212,7 @@ class Ledger:
             return
         self._lines += 1
         if "as" in entry:
-            named = [event for event, line in self._first_line.items() if line == entry["as"]]
-            self._note(named[0])
+            self._note(self._named[entry["as"]])
         else:
             self._note(Event.from_dict(entry["event"]))
 

@@ -97,7 +97,8 @@ class Accountant(ABC):
         for leaf, _ in events:
             reason = None if isinstance(leaf, NotPrivate) else self.why_not(leaf, relation)
             if reason is not None:
-                raise UnsupportedEventError(f"The {self.name} accountant cannot bound {type(leaf).__name__}: {reason}.")
+                name = self.name[0].upper() + self.name[1:]
+                raise UnsupportedEventError(f"{name} cannot bound {type(leaf).__name__}: {reason}.")
         return events
 
 

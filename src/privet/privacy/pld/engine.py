@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from privet.privacy.pld.composition import compose
 from privet.privacy.pld.dots import Cells, cells_of, span_of
-from privet.privacy.pld.framing import best_moment, frame_for, renyi_epsilon, saddlepoint, tilt_towards
+from privet.privacy.pld.framing import (
+    best_moment,
+    frame_for,
+    renyi_epsilon,
+    saddlepoint,
+    saddlepoint_log_delta,
+    tilt_towards,
+)
 from privet.privacy.pld.pairs import Pair
 from privet.privacy.pld.stack import Stack
 
@@ -17,6 +24,8 @@ Grids = list[tuple[Cells, int]]
 
 TOLERANCE = 1e-4
 """The discretisation error that is aimed at, relative to epsilon: always upwards."""
+_DELTA_TOLERANCE = 1e-3
+"""The same for delta, relative to delta."""
 _MOST_CELLS = 1 << 20
 _FIRST_CELLS = 512
 _THIN_CELLS = 4096
@@ -121,15 +130,20 @@ def _one_delta(pairs: Pairs, epsilon: float, side: int) -> float:
     finest, step = _finest_step(pairs, tail), _first_step(pairs, tail)
     for _ in range(8):
         grids = _grids(pairs, step, tail)
-        tilt = tilt_towards(_side(_thinned(grids), side), epsilon)
-        error, order = _error(grids, side, tilt.at)
-        # The relative error of delta is the error of epsilon times the tilt.
-        if tilt.at * error <= 1e-3 or step <= finest:
+        found = _delta_on(grids, epsilon, side)
+        error = max(0.0, _delta_on([(cells.coarser, count) for cells, count in grids], epsilon, side) - found)
+        if error <= _DELTA_TOLERANCE * found or step <= finest:
             break
-        step = _finer(step, 1e-3 / (tilt.at * error), order, finest)
-    log_delta = tilt.log_moment - tilt.at * epsilon
+        step = _finer(step, _DELTA_TOLERANCE * found / error, 2.0, finest)
+    return found
+
+
+def _delta_on(grids: Grids, epsilon: float, side: int) -> float:
     thin = _side(_thinned(grids), side)
-    return compose(_side(grids, side), frame_for(thin, epsilon, log_delta, tilt.at)).delta_at(epsilon)
+    tilt = tilt_towards(thin, epsilon)
+    # A guess of delta that is rather too small only makes the frame wider.
+    frame = frame_for(thin, epsilon, saddlepoint_log_delta(tilt) - 4, tilt.at)
+    return compose(_side(grids, side), frame).delta_at(epsilon)
 
 
 def _grids(pairs: Pairs, step: float, tail: float) -> Grids:
