@@ -15,11 +15,12 @@ $(BIN)/python:
 	@python=$$(command -v $(PYTHON) || command -v python3) || { echo "Privet needs Python 3.11 or newer: install it, or name yours with 'make PYTHON=/path/to/python'."; exit 1; }; \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Privet needs Python 3.11 or newer, and $$python is $$("$$python" -V). Name another with 'make PYTHON=...'."; exit 1; }; \
 	echo "Making $(VENV) with $$("$$python" -V)"; \
-	"$$python" -m venv $(VENV) || { echo "A virtual environment could not be made (on Debian: apt install python3-venv)."; exit 1; }
+	"$$python" -m venv $(VENV) || { rm -rf $(VENV); echo "A virtual environment could not be made: Python's venv module is missing or the disk is full (on Debian: apt install python3-venv)."; exit 1; }
 
 # $(call install,EXTRAS): one pip run for the package with the named extras.
 define install
 	@mkdir -p $(STAMPS)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "$(VENV) has no pip: remove it with 'make clean' and run make again."; exit 1; }
 	@echo "Installing Privet$(1) into $(VENV) (PyTorch is large: the first time takes a few minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(1)' 2> >(grep -v '^WARNING: Location' >&2) || { echo "The install failed: pip's message is above. Check the network and the free disk space, then run make again."; exit 1; }
 	@touch $@
@@ -55,10 +56,10 @@ bench: $(STAMPS)/dev ## The benchmarks (long; run nothing beside them)
 	@for benchmark in benchmarks/*.py; do echo "$$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done
 
 docs: $(STAMPS)/dev ## Build the documentation into site/
-	@echo "Docs"; $(BIN)/mkdocs build --quiet --strict
+	@echo "Docs"; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: $(STAMPS)/dev ## Let ruff mend what it can
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
 
 clean: ## Remove what the builds made (not the data cache, not runs/)
-	@rm -rf $(VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
