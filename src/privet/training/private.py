@@ -94,7 +94,7 @@ def make_private(
     if noise_multiplier is None:
         assert epsilon is not None
         noise_multiplier = calibrate_noise(
-            epsilon, delta, sampling.rate, steps, relation=ledger.relation, before=before
+            epsilon, delta, sampling.rate, steps, relation=ledger.relation, before=ledger.event
         )
     plan = Plan(sampling, clipping, GaussianNoise(noise_multiplier), steps, records)
     engine = Engine(model, loss_reduction=loss_reduction, memory_budget=memory_budget, views=views)
