@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from models import CASES, Case
+from _cases import CASES, Case
 
 RESULTS = Path(__file__).parent / "results"
 NORM = 1.0

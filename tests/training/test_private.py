@@ -73,6 +73,32 @@ def test_physical_batches_do_not_change_the_step(physical: int) -> None:
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
 
 
+def test_physical_batches_from_a_memory_budget() -> None:
+    from privet.training.physical import records_within
+
+    model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10))
+    few, many = (records_within(model, torch.zeros(1000), mebibytes * 2**20) for mebibytes in (20, 40))
+    # Two activations of 4000 bytes are saved for each record, and as much again in the backward pass.
+    assert many - few == pytest.approx(20 * 2**20 / 16_000, rel=0.1)
+    with pytest.raises(PrivetError, match=r"more than the 1\.0 MiB allowed"):
+        records_within(model, torch.zeros(1000), 2**20)
+    whole = run(*setup())
+    parts = run(*setup(physical_batch_size="auto", memory_budget=4000))
+    torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
+
+
+def test_views_of_one_record_are_averaged_before_clipping() -> None:
+    model, optimizer, private = setup(views=3, steps=1)
+    again, other, plain = setup(steps=1)
+    for x, y in private.batches():
+        rows, labels = x.repeat_interleave(3, 0), y.repeat_interleave(3, 0)
+        F.cross_entropy(model(rows), labels).backward()
+        optimizer.step()
+    run(again, other, plain)
+    for one, two in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)
+
+
 def test_seeded_runs_repeat_bit_for_bit_and_others_do_not() -> None:
     assert torch.equal(run(*setup()), run(*setup()))
     assert not torch.equal(run(*setup(seed=None)), run(*setup(seed=None)))

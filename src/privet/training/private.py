@@ -15,6 +15,7 @@ from privet.gradients import Engine
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger, Spent, calibrate_noise
 from privet.sampling import PoissonSampling, load_batches
+from privet.training.physical import free_memory, records_within
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
 from privet.training.randomness import Randomness
@@ -38,7 +39,7 @@ def make_private(
     noise_multiplier: float | None = None,
     max_grad_norm: float | None = None,
     clipping: Clipping | None = None,
-    physical_batch_size: int | None = None,
+    physical_batch_size: int | Literal["auto"] | None = None,
     views: int = 1,
     loss_reduction: Literal["auto", "mean", "sum"] = "auto",
     memory_budget: int | None = None,
@@ -63,10 +64,12 @@ def make_private(
         epsilon, noise_multiplier: the budget, from which the noise is calibrated, or the noise; give one.
         delta: the delta of the statement.
         max_grad_norm, clipping: the norm of flat clipping, or another way of clipping; give one.
-        physical_batch_size: at most so many records go through the model at once; the step stays the same.
-        views: consecutive rows of a batch that are views of one record.
+        physical_batch_size: at most so many records go through the model at once; the step stays the same. "auto"
+            chooses as many as fit into `memory_budget`, or into a quarter of the free memory without one.
+        views: augmentation multiplicity: the loop turns each record into so many consecutive rows
+            (``x.repeat_interleave(views, 0)``, then augments them); they are averaged before clipping, as one record.
         loss_reduction: how the loss joins its records; "auto" reads it off the loss.
-        memory_budget: bytes that may be used to keep per-example gradients.
+        memory_budget: bytes that may be used to keep per-example gradients, and by a physical batch under "auto".
         workers: processes that load records of a map-style data set.
         seed: makes the run repeatable, for experiments; a run that is released has none.
         ledger: where the steps are recorded; without it, in memory.
@@ -96,6 +99,9 @@ def make_private(
         noise_multiplier = calibrate_noise(
             epsilon, delta, sampling.rate, steps, relation=ledger.relation, before=ledger.event
         )
+    if physical_batch_size == "auto":
+        first = dataset[0][0] if isinstance(dataset[0], (tuple, list)) else dataset[0]
+        physical_batch_size = records_within(model, first, memory_budget or free_memory() // 4) // views or 1
     plan = Plan(sampling, clipping, GaussianNoise(noise_multiplier), steps, records)
     engine = Engine(model, loss_reduction=loss_reduction, memory_budget=memory_budget, views=views)
     return Private(plan, engine, optimizer, dataset, ledger, delta, Randomness.of(seed), physical_batch_size, workers)
