@@ -48,17 +48,17 @@ def training(delta: float) -> Iterator[Stepped | None]:
     from rich.console import Console
 
     columns = (
-        progress.TextColumn("Training"),
+        progress.TextColumn("{task.description}"),
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
-        progress.TextColumn("loss {task.fields[loss]:.3f}"),
-        progress.TextColumn(f"epsilon {{task.fields[epsilon]:.3f}} at delta {delta:g}"),
+        progress.TextColumn("{task.fields[standing]}"),
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("train", total=None, loss=float("nan"), epsilon=0.0)
+        task = bars.add_task("Calibrating the noise", total=None, standing="")
 
         def show(step: Mapping[str, Any]) -> None:
-            bars.update(task, completed=step["step"], total=step["steps"], loss=step["loss"], epsilon=step["epsilon"])
+            standing = f"loss {step['loss']:.3f}, epsilon {step['epsilon']:.3f} at delta {delta:g}"
+            bars.update(task, description="Training", completed=step["step"], total=step["steps"], standing=standing)
 
         yield show

@@ -1,0 +1,41 @@
+"""Progress bars: shown on a terminal, silent elsewhere."""
+
+import io
+from contextlib import redirect_stderr
+
+import pytest
+
+from privet.cli.progress import fetching, training
+
+
+def test_nobody_looking_means_no_bar():
+    with fetching() as fetched, training(1e-5) as stepped:
+        assert fetched is None
+        assert stepped is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def wide_and_plain(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_a_file_on_its_way_is_named_with_its_size():
+    with redirect_stderr(Terminal()) as terminal, fetching() as show:
+        show("https://example.org/mnist/train.gz", 0, None)
+        show("https://example.org/mnist/train.gz", 500_000, 1_000_000)
+    assert "train.gz" in terminal.getvalue()
+    assert "1.0 MB" in terminal.getvalue()
+
+
+def test_a_training_shows_loss_epsilon_with_its_delta_and_time_left():
+    with redirect_stderr(Terminal()) as terminal, training(1e-5) as show:
+        show({"step": 1, "steps": 10, "loss": 2.3, "epsilon": 0.5})
+        show({"step": 5, "steps": 10, "loss": 1.25, "epsilon": 1.5})
+    assert " 5/10 loss 1.250, epsilon 1.500 at delta 1e-05 " in terminal.getvalue()
