@@ -95,5 +95,5 @@ def best_split(pieces: list[Piece], delta: float, cost: Callable[[float, float],
         value = cost(share * left / steps, (1 - share) * left)
         return value if math.isfinite(value) else 1e300
 
-    found = minimize_scalar(divided, bounds=(-20.0, 20.0), method="bounded", options={"xatol": 1e-3})
+    found = minimize_scalar(divided, bounds=(-20.0, 20.0), method="bounded", options={"xatol": 5e-3})
     return float(found.fun) if found.fun < 1e299 else math.inf

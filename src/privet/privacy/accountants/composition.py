@@ -30,7 +30,7 @@ class _Theorem(Accountant):
         low, high = math.log(1e-300), 0.0
         if self._epsilon(events, math.exp(low), relation) <= epsilon:
             return math.exp(low)
-        for _ in range(60):
+        while high - low > 1e-3:
             middle = (low + high) / 2
             fits = self._epsilon(events, math.exp(middle), relation) <= epsilon
             low, high = (low, middle) if fits else (middle, high)

@@ -78,6 +78,8 @@ class Moments(Accountant):
         if delta == 0:
             return math.inf
         moments = _total(events, relation)
+        if not any(moments):
+            return 0.0
         return min((alpha - math.log(delta)) / order for order, alpha in enumerate(moments, start=1))
 
     def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:

@@ -22,8 +22,8 @@ class IsotropicPair:
     """Noise of density ~ exp(-|z|_2) in `dimension` >= 2 coordinates, moved by a vector of length `shift`.
 
     Formal guarantees: dominates every shift of at most that length: along a line the density is log-concave, so the loss is
-    monotone in the shift. The masses come from a quadrature over the radius, not from a closed form: its error (below 1e-9) is
-    added to the mass of infinite loss.
+    monotone in the shift. The masses come from a quadrature over the radius, not from a closed form: 1e-13 of infinite loss
+    stands for its rounding.
     """
 
     shift: float
@@ -48,7 +48,7 @@ class IsotropicPair:
         out = np.empty(len(losses))
         half = (self.dimension - 1) / 2
         for begin in range(0, len(losses), 4096):
-            t = losses[begin : begin + 4096, None]
+            t = np.clip(losses[begin : begin + 4096, None], -self.shift, self.shift)
             cosine = (self.shift**2 - t**2 - 2 * radius * t) / (2 * radius * self.shift)
             share = betainc(half, half, np.clip((cosine + 1) / 2, 0.0, 1.0))
             out[begin : begin + 4096] = share @ weight

@@ -169,7 +169,7 @@ class PoissonPair:
         return Span(self._sampled(base.low), high, low_closed=base.low_closed, high_closed=base.high_closed)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             inner = np.log1p(np.maximum(np.expm1(edges) / self.rate, -1.0))
         # e^l overflows for losses that only tiny noise can reach: ln((e^l - 1 + q)/q) = l - ln q there.
         inner = np.where(edges > 500, edges - math.log(self.rate), inner)

@@ -1,0 +1,97 @@
+"""What `privet account` answers, and the figure."""
+
+import json
+import math
+
+import pytest
+
+from privet.errors import InputError
+from privet.privacy.account import account
+from privet.privacy.figure import epsilon_curves, save_epsilons
+
+RUN = {"examples": 60_000, "batch_size": 600, "epochs": 15, "delta": 1e-5}
+KEYS = {"epsilon", "delta", "noise_multiplier", "steps", "accountant", "relation", "guarantee"}
+
+
+def test_the_cost_of_a_run():
+    answer = account(**RUN, noise_multiplier=1.1)
+    assert str(answer) == (
+        "noise multiplier 1.1, 1500 steps at rate 0.01: epsilon = 1.87 at delta = 1e-05 "
+        "(add/remove one record; Poisson sampling; PLD; proved)"
+    )
+    said = json.loads(json.dumps(answer.to_dict()))
+    assert said.keys() >= KEYS
+    assert (said["steps"], said["accountant"], said["relation"], said["guarantee"]) == (
+        1500,
+        "pld",
+        "add-remove",
+        "proved",
+    )
+
+
+def test_the_noise_for_an_epsilon():
+    answer = account(**RUN, epsilon=3.0)
+    assert 0.999 * 3 <= answer.spent.epsilon <= 3
+    assert account(**RUN, noise_multiplier=answer.noise_multiplier).spent == answer.spent
+
+
+@pytest.mark.parametrize("name", ["pld", "rdp", "moments", "strong", "strong-published", "optimal", "basic"])
+def test_by_every_accountant(name):
+    answer = account(**RUN, noise_multiplier=2.0, accountant=name)
+    assert answer.to_dict()["accountant"] == name
+    assert 0.5 < answer.spent.epsilon < 130
+
+
+def test_a_large_delta_is_warned_about_by_its_convention():
+    assert not account(**RUN, noise_multiplier=2.0).warnings
+    (warning,) = account(**{**RUN, "delta": 1 / 60_000}, noise_multiplier=2.0).warnings
+    assert "1/N" in warning
+    assert "convention" in warning
+
+
+def test_no_noise_is_an_infinite_epsilon_and_valid_json():
+    answer = account(**RUN, noise_multiplier=0.0)
+    assert answer.spent.epsilon == math.inf
+    assert json.loads(json.dumps(answer.to_dict(), allow_nan=False))["epsilon"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 60_001}, "larger than the 60000 examples"),
+        ({"batch_size": 0}, "batch size must be at least 1"),
+        ({"examples": -5}, "at least one example"),
+        ({"delta": 0.0}, "delta must be"),
+        ({"delta": 1.0}, "delta must be"),
+        ({"delta": -1.0}, "delta must be"),
+        ({"epochs": -1}, "epochs must be positive"),
+        ({"epochs": None}, "either the number of steps or of epochs"),
+        ({"steps": 3}, "either the number of steps or of epochs"),
+        ({"epochs": None, "steps": 0}, "at least one step"),
+        ({"noise_multiplier": -1.0}, "noise multiplier must be"),
+        ({"noise_multiplier": math.nan}, "noise multiplier must be"),
+        ({"noise_multiplier": None}, "either the noise multiplier or a target epsilon"),
+        ({"epsilon": 1.0}, "either the noise multiplier or a target epsilon"),
+        ({"noise_multiplier": None, "epsilon": -1.0}, "epsilon of a budget"),
+        ({"noise_multiplier": None, "epsilon": 0.0}, "epsilon of a budget"),
+        ({"accountant": "magic"}, "no accountant 'magic'; the accountants are pld, rdp"),
+        ({"relation": "same"}, "no relation 'same'"),
+        ({"accountant": "gdp"}, "GDP cannot bound PoissonSampled"),
+    ],
+)
+def test_impossible_requests_get_a_sentence(change, message):
+    with pytest.raises(InputError, match=message):
+        account(**{**RUN, "noise_multiplier": 1.0, **change})
+
+
+def test_the_figure_has_the_paper_s_curves(tmp_path):
+    marks, curves = epsilon_curves(0.01, 4.0, 1e-5, 10_000, points=3)
+    assert marks[-1] == 10_000
+    ends = {key: values[-1] for key, values in curves.items()}
+    expected = {"strong-exact": 26.39, "strong-published": 9.353, "moments": 1.2586, "rdp": 1.0355, "pld": 0.9469}
+    assert ends == pytest.approx(expected, rel=1e-3)
+    save_epsilons(tmp_path / "figure.svg", 0.01, 4.0, 1e-5, 400)
+    assert "moments accountant" in (tmp_path / "figure.svg").read_text()
+    _, replaced = epsilon_curves(0.01, 4.0, 1e-5, 100, relation="replace-one", points=1)
+    assert "pld" in replaced
+    assert "moments" not in replaced
