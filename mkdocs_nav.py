@@ -1,0 +1,23 @@
+"""The navigation of the site: the pages that exist, and every decision without naming each one in mkdocs.yml."""
+
+from pathlib import Path
+from typing import Any
+
+PAGES = {
+    "Home": "index.md",
+    "Data": "data.md",
+    "Accounting": "accounting.md",
+    "Performance": "performance.md",
+    "Dependencies": "dependencies.md",
+}
+
+
+def on_config(config: Any) -> Any:
+    """Called by mkdocs before it looks for pages."""
+    docs = Path(config["docs_dir"])
+    navigation: list[dict[str, Any]] = [{title: page} for title, page in PAGES.items() if (docs / page).exists()]
+    decisions = sorted(docs.glob("decisions/*.md"))
+    if decisions:
+        navigation.append({"Decisions": [str(page.relative_to(docs)) for page in decisions]})
+    config["nav"] = navigation
+    return config
