@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,23 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from privet.gradients.layout import canonical, position
+from privet.gradients.norms import squared_norms
 from privet.gradients.operation import Operation, operation
-from privet.gradients.use import Budget, Use
+from privet.gradients.rules.patch_grams import by_patches, by_pixels
+from privet.gradients.rules.patches import Geometry, Instances, Patches, has_channels_last
+from privet.gradients.use import Budget, Use, weigh
 
-
-@dataclass(frozen=True)
-class Geometry:
-    """How the kernel moves over its input; one number for each spatial dimension."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    """Zeros on both sides of the input."""
-    further: tuple[int, ...]
-    """Zeros on the far side alone: an even kernel with ``padding="same"``."""
-    dilation: tuple[int, ...]
-    groups: int
-    transposed: bool = False
-    output_padding: tuple[int, ...] = ()
+_MULTIPLY, _COPY, _KEEP, _SHIFT = 0.03, 0.4, 1.0, 2.0
+"""Nanoseconds for each multiplication in a matrix product, number copied into a patch, number of an instance that is
+kept (written to fresh memory, squared, weighed), and number of a Gram matrix added at an offset: medians over the
+convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
 
 
 @operation("conv1d", "conv2d", "conv3d")
@@ -40,20 +34,16 @@ def convolution(op: Operation) -> Any:
         padding, further = tuple(t // 2 for t in total), tuple(t % 2 for t in total)
     elif padding == "valid":
         padding = 0
-    geometry = Geometry(
-        stride=_each(op.argument(3, "stride", 1), kernel),
-        padding=_each(padding, kernel),
-        further=further,
-        dilation=dilation,
-        groups=op.argument(6, "groups", 1),
-    )
-    return _recorded(op, geometry)
+    stride = _each(op.argument(3, "stride", 1), kernel)
+    groups = op.argument(6, "groups", 1)
+    return _recorded(op, Geometry(tuple(kernel), stride, _each(padding, kernel), further, dilation, groups))
 
 
 @operation("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed_convolution(op: Operation) -> Any:
     kernel = op.argument(1, "weight").shape[2:]
     geometry = Geometry(
+        kernel=tuple(kernel),
         stride=_each(op.argument(3, "stride", 1), kernel),
         padding=_each(op.argument(4, "padding", 0), kernel),
         further=(0,) * len(kernel),
@@ -84,29 +74,36 @@ def _recorded(op: Operation, geometry: Geometry) -> Any:
     arguments = [known.get(id(value), value) for value in op.args]
     out = op.func(*arguments, **{key: known.get(id(value), value) for key, value in op.kwargs.items()})
     use = Convolution(op.module, op.records, slots)
-    use.geometry, use.kernel, use.unbatched = geometry, weight.shape, unbatched
+    use.geometry, use.unbatched = geometry, unbatched
     use.input_stride, use.output_stride = stride, op.stride_after(x, out)
     return op.record(out, use, x)
 
 
 class Convolution(Use):
-    per_record = ("x", "grad")
+    per_record = ("x", "grad", "sums")
     geometry: Geometry
-    kernel: torch.Size
     unbatched: bool
     input_stride: int
     output_stride: int
     x: Tensor | None = None
     grad: Tensor | None = None
-    """Both as ``(records, images, channels, *positions)``."""
+    """What the kernel moves over and what it meets there, ``(records, images, channels, *positions)``."""
+    sums: Tensor | None = None
+    """The gradient of the bias for each record."""
+    instances: Instances | None = None
+    """The gradient of the weight for each record, where it is kept."""
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
         dtype = next(iter(self.slots.values())).dtype
-        self.x = self._images(saved[0], self.input_stride).to(dtype)
-        self.grad = self._images(grad, self.output_stride).to(dtype)
-        self.method = "chunks"
-        if "weight" not in self.slots or budget.take(self.instance_bytes()):
-            self.hold(self.form(slice(0, self.records)))
+        x, grad = self._images(saved[0], self.input_stride).to(dtype), self._images(grad, self.output_stride).to(dtype)
+        if "bias" in self.slots:
+            self.sums, self.method = grad.flatten(3).sum((1, 3)), "sums"
+        if "weight" not in self.slots:
+            return
+        self.x, self.grad = (grad, x) if self.geometry.transposed else (x, grad)
+        self.method = cheapest_method(self.x, self.grad, self.geometry, lambda: budget.take(self.instance_bytes()))
+        if self.method == "instances":
+            self.instances = self._formed(slice(0, self.records))
             self.x = self.grad = None
 
     def _images(self, tensor: Tensor, stride: int) -> Tensor:
@@ -114,33 +111,122 @@ class Convolution(Use):
             return tensor[None, None]
         return canonical(tensor, stride, self.records).flatten(1, 2)
 
-    def form(self, rows: slice) -> dict[str, Tensor]:
+    def _formed(self, rows: slice) -> Instances:
         assert self.x is not None and self.grad is not None
-        x, grad = self.x[rows], self.grad[rows]
-        formed = {}
+        if goes_by_groups(self.x, self.grad, self.geometry):
+            return by_groups(self.x[rows], self.grad[rows], self.geometry)
+        return Patches(self.x, self.grad, self.geometry).instances(rows)
+
+    def instantiate(self, rows: slice) -> dict[str, Tensor]:
+        found = {}
         if "weight" in self.slots:
-            formed["weight"] = by_groups(x, grad, self.kernel, self.geometry)
-        if "bias" in self.slots:
-            formed["bias"] = grad.flatten(3).sum((1, 3))
-        return formed
+            kept = self.instances
+            found["weight"] = self._formed(rows).of(slice(None)) if kept is None else kept.of(rows)
+        if self.sums is not None:
+            found["bias"] = self.sums[rows]
+        return found
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        norms = {} if self.sums is None else {"bias": squared_norms(self.sums)}
+        if "weight" in self.slots:
+            norms["weight"] = self._weight_norms()
+        return norms
+
+    def _weight_norms(self) -> Tensor:
+        if self.instances is not None:
+            return self.instances.squared_norms()
+        assert self.x is not None and self.grad is not None
+        if self.method == "gram of pixels":
+            return by_pixels(self.x, self.grad, self.geometry)
+        patches = Patches(self.x, self.grad, self.geometry, whole=self.method == "gram of patches")
+        if self.method == "gram of patches":
+            return by_patches(patches)
+        if goes_by_groups(self.x, self.grad, self.geometry):
+            return torch.cat([self._formed(rows).squared_norms() for rows in self.chunks()])
+        return patches.squared_norms()
+
+    def weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        summed = {} if self.sums is None else {"bias": weigh(self.sums, weights["bias"])}
+        if self.instances is not None:
+            summed["weight"] = self.instances.weighted_sum(weights["weight"])
+        elif "weight" in self.slots:
+            summed["weight"] = self._weight_sum(weights["weight"])
+        return summed
+
+    def _weight_sum(self, weights: Tensor) -> Tensor:
+        """The plain weight gradient of weighted records."""
+        assert self.x is not None and self.grad is not None
+        x, grad = self.x, self.grad
+        scale = weights.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+        if x.numel() < grad.numel():
+            x = x * scale
+        else:
+            grad = grad * scale
+        weight = self.slots["weight"].detach()
+        return _weight_gradient(x.flatten(0, 1), grad.flatten(0, 1), weight, self.geometry)
+
+    def drop(self, bad: Tensor) -> None:
+        super().drop(bad)
+        if self.instances is not None:
+            self.instances.blocks[:, bad] = 0
+
+    def kept_bytes(self) -> int:
+        blocks = 0 if self.instances is None else self.instances.blocks.numel() * self.instances.blocks.element_size()
+        return super().kept_bytes() + blocks
 
 
-def by_groups(x: Tensor, grad: Tensor, kernel: torch.Size, geometry: Geometry) -> Tensor:
-    """The weight gradient of each record: one convolution with as many groups of channels as records."""
-    records = x.shape[0]
+def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, geometry: Geometry, groups: int | None = None) -> Tensor:
     if any(geometry.further):
         x = functional.pad(x, [size for extra in reversed(geometry.further) for size in (0, extra)])
     formed: Tensor = torch.ops.aten.convolution_backward(
-        grad.transpose(0, 1).flatten(1, 2),
-        x.transpose(0, 1).flatten(1, 2),
-        x.new_empty(()).expand(records * kernel[0], *kernel[1:]),
+        x if geometry.transposed else grad,
+        grad if geometry.transposed else x,
+        weight,
         None,
         geometry.stride,
         geometry.padding,
         geometry.dilation,
         geometry.transposed,
         geometry.output_padding or (0,) * len(geometry.stride),
-        records * geometry.groups,
+        groups or geometry.groups,
         (False, True, False),
     )[1]
-    return formed.view(records, *kernel)
+    return formed
+
+
+def by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> Instances:
+    """The weight gradient of each record by one convolution with as many groups of channels as records."""
+    records, groups = x.shape[0], geometry.groups
+    kernel = (grad.shape[2], x.shape[2] // groups, *geometry.kernel)
+    stand_in = x.new_empty(()).expand(records * kernel[0], *kernel[1:])
+    folded_x, folded_grad = x.transpose(0, 1).flatten(1, 2), grad.transpose(0, 1).flatten(1, 2)
+    formed = _weight_gradient(folded_x, folded_grad, stand_in, geometry, records * groups)
+    return Instances(formed.view(1, records, *kernel), channels_last=False, whole=True)
+
+
+def goes_by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> bool:
+    """Whether the instances are formed faster by `by_groups` than from patches: few channels, in row-major order."""
+    if geometry.groups > 1:
+        return True
+    few = x.shape[2] >= 8 and grad.shape[2] <= 32 and math.prod(grad.shape[3:]) >= 128
+    return few and not has_channels_last(x)
+
+
+def cheapest_method(x: Tensor, grad: Tensor, geometry: Geometry, may_keep: Callable[[], bool]) -> str:
+    """How to get the norms. All methods form one weight gradient, of each record or of all: what they need beyond it
+    counts."""
+    inputs, outputs, kernel = x.shape[2] // geometry.groups, grad.shape[2], math.prod(geometry.kernel)
+    places, pixels = x.shape[1] * math.prod(grad.shape[3:]), math.prod(x.shape[3:])
+    numbers = inputs * kernel * outputs
+    costs = {}
+    if geometry.groups == 1:
+        grams = (inputs * kernel + outputs) * places**2
+        costs["gram of patches"] = grams * _MULTIPLY + inputs * kernel * places * _COPY
+        if x.shape[1] == math.prod(geometry.stride) == 1 and not geometry.transposed:
+            grams = inputs * pixels**2 + outputs * places**2
+            costs["gram of pixels"] = grams * _MULTIPLY + kernel * places**2 * _SHIFT
+    again = numbers * places * _MULTIPLY + inputs * kernel * places * _COPY
+    keep = numbers * _KEEP
+    if keep <= min(costs.values(), default=keep) and may_keep():
+        return "instances"
+    return min({**costs, "chunks": again}.items(), key=lambda item: item[1])[0]
