@@ -191,6 +191,7 @@ def _train(
             epsilon=epsilon,
             delta=delta,
             max_grad_norm=recipe.clip,
+            loss_reduction="mean",
             seed=seed,
         )
     return trained, losses
