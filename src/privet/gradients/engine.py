@@ -69,7 +69,7 @@ class Engine:
         self._pass: Pass | None = None
         self._reduction: Literal["mean", "sum"] | None = None
         self._output: SampledOutput | None = None
-        self._last: PerExampleGradients | None = None
+        self._explained: list[tuple[str, str, str, str]] | None = None
 
     # --- attaching --------------------------------------------------------------------------------------------------
 
@@ -137,8 +137,15 @@ class Engine:
         finished, self._pass = self._pass, None
         finished.closed = True
         scale = float(finished.records) if self._reduction == "mean" and finished.records else 1.0
-        self._last = PerExampleGradients(self._recorder, finished, scale)
-        return self._last
+        gradients = PerExampleGradients(self._recorder, finished, scale)
+        self._explained = [
+            (use.module or "(model)", use.kind, use.method, f"{use.kept_bytes() / 2**20:.2f} MiB")
+            for use in gradients.uses
+        ]
+        # The graph of the forward pass knows the pass, and lives as long as somebody keeps the loss.
+        finished.uses.clear()
+        finished.received.clear()
+        return gradients
 
     # --- listening --------------------------------------------------------------------------------------------------
 
@@ -275,12 +282,8 @@ class Engine:
 
     def explain(self) -> str:
         """A table of the last physical batch: layer, rule, how its norms were computed, what was kept in memory."""
-        if self._last is None:
+        if self._explained is None:
             raise PrivetError("Nothing to explain yet: run one batch through the engine first.")
-        rows = [("layer", "rule", "norms", "kept")]
-        rows += [
-            (use.module or "(model)", use.kind, use.method, f"{use.kept_bytes() / 2**20:.2f} MiB")
-            for use in self._last.uses
-        ]
+        rows = [("layer", "rule", "norms", "kept"), *self._explained]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

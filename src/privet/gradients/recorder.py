@@ -123,6 +123,7 @@ class Recorder(TorchFunctionMode):
         current = self.current
         assert current is not None
         current.uses.append(use)
+        waiting = [use]  # left when it has received: the graph, which may live longer, then keeps nothing of it
 
         def receive(saved: tuple[Tensor, ...], grad: Tensor) -> None:
             if current.closed:
@@ -130,10 +131,15 @@ class Recorder(TorchFunctionMode):
                     "A backward pass went through a forward pass whose gradients were taken already: call backward "
                     "once for each batch, before optimizer.step() and before the next batch."
                 )
+            if not waiting:
+                raise PrivetError(
+                    "A second backward pass went through the same forward pass: add the losses up and call backward once."
+                )
             self.before_receive(current)
             with torch.no_grad():
-                use.receive(saved, grad, current.budget)
-            current.received.append(use)
+                # Without its history: what a use keeps would keep the graph alive, and the graph the use.
+                waiting[0].receive(tuple(t.detach() for t in saved), grad, current.budget)
+            current.received.append(waiting.pop())
 
         return receive
 

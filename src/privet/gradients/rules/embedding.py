@@ -105,8 +105,8 @@ class Embedding(Use):
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         scaled = self.sums * weights["weight"].to(self.sums.dtype)[self.owners].unsqueeze(1)
-        vocabulary = self.slots["weight"].shape[0]
-        return {"weight": torch.ops.aten.embedding_dense_backward(scaled, self.tokens, vocabulary, -1, False)}
+        total = torch.zeros_like(self.slots["weight"], requires_grad=False)
+        return {"weight": total.index_add_(0, self.tokens, scaled)}
 
     def drop(self, bad: Tensor) -> None:
         self.sums = torch.where(bad[self.owners].unsqueeze(1), torch.zeros_like(self.sums), self.sums)
