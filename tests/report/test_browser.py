@@ -45,7 +45,7 @@ def look(page: Path, width: int, folder: Path) -> tuple[dict, str]:
     frame.write_text(FRAME.format(page=page.as_uri(), width=width))
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder / f'profile-{width}'}", "--window-size=1500,1000"]
     logged = ["--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000", "--dump-dom", frame.as_uri()]
-    ended = subprocess.run([*command, *logged], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([*command, *logged], capture_output=True, text=True, timeout=180, check=True)
     said = re.search(r'<pre id="said">(.*?)</pre>', ended.stdout, re.DOTALL)
     assert said, ended.stderr
     return json.loads(html.unescape(said[1])), ended.stderr
