@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from privet.clipping.bounded import BoundedSum
-from privet.clipping.factors import check_bound, clipping_factors, total_norms
+from privet.clipping.factors import check_bound, clipping_factors
 from privet.errors import InputError
 from privet.gradients import PerExampleGradients
 
@@ -47,7 +47,7 @@ class AdaptiveClipping:
             raise InputError("The quantile and the count's share must lie between 0 and 1.")
 
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
-        norms = total_norms(gradients.squared_norms())
+        norms = gradients.total_squared_norms().sqrt()
         tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm))
         scales: dict[str, torch.Tensor | float] = dict.fromkeys(tensors, self.max_grad_norm / math.sqrt(1 - self.share))
         below = torch.where(norms <= self.max_grad_norm, 0.5, -0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from privet.clipping.bounded import BoundedSum
-from privet.clipping.factors import check_bound, total_norms
+from privet.clipping.factors import check_bound
 from privet.gradients import PerExampleGradients
 
 
@@ -21,7 +21,7 @@ class AutomaticClipping:
         check_bound(self.stability, "The stability constant")
 
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
-        norms = total_norms(gradients.squared_norms())
+        norms = gradients.total_squared_norms().sqrt()
         tensors = gradients.weighted_sum(self.max_grad_norm / (norms + self.stability))
         scales = dict.fromkeys(tensors, self.max_grad_norm)
         return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, int(gradients.bad.sum()))

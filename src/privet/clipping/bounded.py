@@ -41,4 +41,4 @@ class BoundedSum:
 def _same(one: Tensor | float, other: Tensor | float) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
-    return one == other
+    return bool(one == other)

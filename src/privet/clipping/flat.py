@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from privet.clipping.bounded import BoundedSum
-from privet.clipping.factors import check_bound, clipping_factors, total_norms
+from privet.clipping.factors import check_bound, clipping_factors
 from privet.gradients import PerExampleGradients
 
 
@@ -19,7 +19,7 @@ class FlatClipping:
         check_bound(self.max_grad_norm)
 
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
-        norms = total_norms(gradients.squared_norms())
+        norms = gradients.total_squared_norms().sqrt()
         tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm))
         scales = dict.fromkeys(tensors, self.max_grad_norm)
         return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, int(gradients.bad.sum()))

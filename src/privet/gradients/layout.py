@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Position:
     inner: int
 
 
+@lru_cache(maxsize=4096)
 def position(shape: Sequence[int], stride: int, records: int) -> Position | None:
     """The dimension of `shape` in which records lie at `stride`, or None where they are spread over several."""
     if stride == UNKNOWN or not shape:
@@ -47,6 +49,10 @@ def position(shape: Sequence[int], stride: int, records: int) -> Position | None
     return None
 
 
+_PLAIN = Position(0, 1, 1)
+"""Records in front, one row each: the usual case."""
+
+
 def stride_at(shape: Sequence[int], dim: int, inner: int = 1) -> int:
     """The stride of records that lie in dimension `dim`, each holding `inner` consecutive entries of it."""
     return inner * math.prod(shape[dim + 1 :])
@@ -60,6 +66,8 @@ def canonical(tensor: Tensor, stride: int, records: int) -> Tensor:
     at = position(tensor.shape, stride, records)
     if at is None:
         raise ValueError("the layout does not fit the tensor")
+    if at == _PLAIN:
+        return tensor[:, None, None]
     split: Tensor = tensor.unflatten(at.dim, (at.outer, records, at.inner))
     return split.movedim((at.dim + 1, at.dim, at.dim + 2), (0, 1, 2))
 

@@ -14,6 +14,9 @@ def squared_norms(rows: Tensor) -> Tensor:
     """The squared Euclidean norm of each ``rows[i]``, as float64."""
     flat = rows.reshape(rows.shape[0], -1) if rows.shape[0] else rows.reshape(0, 1)
     length = flat.shape[1]
+    if length <= _BLOCK:
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square_()
+        return short
     whole = length - length % _BLOCK
     total = torch.zeros(flat.shape[0], dtype=torch.float64, device=rows.device)
     if whole:

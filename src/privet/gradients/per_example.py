@@ -34,20 +34,27 @@ class PerExampleGradients:
         ]
         self._groups = tuple(self._find_groups())
         self._squared_norms: dict[str, Tensor] | None = None
+        self._total = torch.empty(0)
         self.bad = torch.zeros(self.records, dtype=torch.bool)
 
     def squared_norms(self) -> dict[str, Tensor]:
         """For each parameter, the squared norm of every record's gradient, as float64."""
         if self._squared_norms is None:
             with torch.no_grad():
-                norms = self._compute_squared_norms()
-                self.bad = ~torch.stack([*norms.values(), torch.zeros(self.records)]).sum(0).isfinite()
-                if self.bad.any():
+                norms = torch.stack(list(self._compute_squared_norms().values())).mul_(self._scale**2)
+                self._total = norms.sum(0)
+                if not self._total.isfinite().all():
+                    self.bad = ~self._total.isfinite()
                     for use in self.uses:
                         use.drop(self.bad)
-                    norms = {name: torch.where(self.bad, 0.0, norm) for name, norm in norms.items()}
-                self._squared_norms = {name: norm * self._scale**2 for name, norm in norms.items()}
+                    norms[:, self.bad], self._total[self.bad] = 0.0, 0.0
+                self._squared_norms = dict(zip(self.names, norms, strict=True))
         return self._squared_norms
+
+    def total_squared_norms(self) -> Tensor:
+        """The squared norm of every record's whole gradient, as float64."""
+        self.squared_norms()
+        return self._total
 
     def weighted_sum(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For each parameter, the sum over the records of weight times gradient."""

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from privet.errors import PrivetError
 from privet.gradients.layout import UNKNOWN, Moved, follow, position, stride_at
@@ -40,6 +39,8 @@ class Pass:
     received: list[Use] = field(default_factory=list)
     derived: list[Tensor] = field(default_factory=list)
     closed: bool = False
+    token: object = field(default_factory=object)
+    """What marks the tensors of this pass."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ _SILENT = frozenset(
     "register_hook _set_grad_enabled new_zeros new_ones new_full new_empty new_tensor __hash__ is_same_size".split()
 )
 """What says nothing of the records, or makes a constant."""
+_MARK = "_privet_mark"
 _GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag"})
 
 
@@ -68,8 +70,6 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.parameters = parameters
         self._names = {id(p): name for name, p in parameters.items()}
-        self._strides: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._derived: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.modules: list[str] = []
         """The dotted names of the modules whose forward pass is running, outermost first."""
         self.current: Pass | None = None
@@ -87,16 +87,29 @@ class Recorder(TorchFunctionMode):
         return self.current.records
 
     def tracks(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._names or tensor in self._derived
+        return id(tensor) in self._names or isinstance(self._mark_of(tensor), Derived)
 
     def expanded_from(self, tensor: Tensor) -> Tensor | None:
-        derived: Derived | None = self._derived.get(tensor)
-        return derived.expanded if derived else None
+        mark = self._mark_of(tensor)
+        return mark.expanded if isinstance(mark, Derived) else None
 
     def stride(self, tensor: Tensor) -> int | None:
         """Where the records are, None if the tensor does not depend on the batch."""
-        found: int | None = self._strides.get(tensor)
-        return found
+        mark = self._mark_of(tensor)
+        return mark if isinstance(mark, int) else None
+
+    def _mark_of(self, tensor: Tensor) -> int | Derived | None:
+        """What this pass noted on a tensor: a stride, or how it was derived from parameters.
+
+        An attribute of the tensor, because every operation of the forward pass asks for it; a dictionary with weak keys
+        takes twenty times as long. The token tells this pass's marks from older ones on a tensor that is used again.
+        """
+        mark = getattr(tensor, _MARK, None)
+        return mark[1] if mark is not None and self.current is not None and mark[0] is self.current.token else None
+
+    def _set_mark(self, tensor: Tensor, mark: int | Derived) -> None:
+        assert self.current is not None
+        setattr(tensor, _MARK, (self.current.token, mark))
 
     def known_stride(self, tensor: Tensor, operation: str) -> int:
         stride = self.stride(tensor)
@@ -147,7 +160,7 @@ class Recorder(TorchFunctionMode):
         """Called in the backward pass before each use takes its gradient; the engine looks at the loss here."""
 
     def note_derived(self, out: Tensor, sources: tuple[Tensor, ...], expanded: Tensor | None = None) -> None:
-        self._derived[out] = Derived(sources, expanded)
+        self._set_mark(out, Derived(sources, expanded))
         assert self.current is not None
         # A slot refers to it after the forward pass is over, when nothing else may.
         self.current.derived.append(out)
@@ -156,7 +169,7 @@ class Recorder(TorchFunctionMode):
         """The names of the parameters that a tracked tensor depends on."""
         if id(tensor) in self._names:
             return [self._names[id(tensor)]]
-        derived: Derived = self._derived[tensor]
+        derived = getattr(tensor, _MARK)[1]  # of a pass that may be over
         return list(dict.fromkeys(name for source in derived.sources for name in self.sources(source)))
 
     def listen(self) -> None:
@@ -177,7 +190,7 @@ class Recorder(TorchFunctionMode):
             square = tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1]
             if index and square and tensor.dtype != torch.long:
                 continue  # as like an attention mask as a batch; as a constant it is right either way
-            self._strides[tensor] = stride_at(tensor.shape, batch_dim, views)
+            self._set_mark(tensor, stride_at(tensor.shape, batch_dim, views))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -186,8 +199,10 @@ class Recorder(TorchFunctionMode):
         name = _name(func)
         if self._suspended or name in _SILENT or (name not in _GETTERS_THAT_MOVE and func.__name__ == "__get__"):
             return func(*args, **kwargs)
-        tensors = list(_tensors((args, kwargs)))
-        batched = [t for t in tensors if t in self._strides]
+        tensors = list(_tensors(args))
+        if kwargs:
+            tensors += _tensors(kwargs)
+        batched = any(self.stride(t) is not None for t in tensors)
         if batched and name in REFUSED:
             raise self.refusal(REFUSED[name])
         tracked = torch.is_grad_enabled() and any(self.tracks(t) for t in tensors)
@@ -222,14 +237,14 @@ class Recorder(TorchFunctionMode):
     def _follow(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any
     ) -> None:
-        known = tuple((t, self._strides.get(t)) for t in tensors)
+        known = tuple((t, self.stride(t)) for t in tensors)
         source, stride = next((t, s) for t, s in known if s is not None)
         if any(s == UNKNOWN for _, s in known):
             stride = UNKNOWN
         for index, tensor in enumerate(_tensors(out)):
-            if (tensor.ndim and tensor not in self._strides) or name.endswith("_"):
+            if (tensor.ndim and self.stride(tensor) is None) or name.endswith("_"):
                 moved = Moved(args, kwargs, source, stride, known, tensor, self.records, index)
-                self._strides[tensor] = follow(name, moved)
+                self._set_mark(tensor, follow(name, moved))
 
     def suspend(self, module: nn.Module) -> None:
         """A module with a rule of its own begins: its operations are not looked at, its parameters are constants."""
@@ -251,7 +266,7 @@ class Recorder(TorchFunctionMode):
 
     def set_stride(self, tensor: Tensor, stride: int) -> None:
         """State where the records are in the result of a rule that knows better than `follow`."""
-        self._strides[tensor] = stride if position(tensor.shape, stride, self.records) else UNKNOWN
+        self._set_mark(tensor, stride if position(tensor.shape, stride, self.records) else UNKNOWN)
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,16 +47,20 @@ class SampledOutput:
         """What a cross-entropy of the output divided each row's loss by, or None if these are not its gradients."""
         if self.gradients is None:
             return None
-        counted = self.gradients.abs().sum(1) > 0
-        gradients, logits = self.gradients[counted].double(), self.logits[counted].double()
+        # In numpy: for a few small rows, a call of torch costs more than its work.
+        gradients, logits = self.gradients.double().numpy(), self.logits.double().numpy()
+        size = np.abs(gradients).sum(1)
+        counted = (size > 0) & np.isfinite(size)
+        gradients, logits = gradients[counted], logits[counted]
         if len(gradients) == 0:
             return None
         # The gradient of one row is (softmax - onehot) / divisor.
-        errors = torch.softmax(logits, 1)
-        errors[torch.arange(len(errors)), gradients.argmin(1)] -= 1
-        divisor = float(errors.abs().sum() / gradients.abs().sum())
-        furthest = float((gradients * divisor - errors).abs().max())
-        return divisor if furthest <= 1e-3 * float(errors.abs().max()) else None
+        errors = np.exp(logits - logits.max(1, keepdims=True))
+        errors /= errors.sum(1, keepdims=True)
+        errors[np.arange(len(errors)), gradients.argmin(1)] -= 1
+        divisor = float(np.abs(errors).sum() / np.abs(gradients).sum())
+        furthest = np.abs(gradients * divisor - errors).max()
+        return divisor if furthest <= 1e-3 * np.abs(errors).max() else None
 
 
 def _sampled_rows(out: Tensor) -> Tensor:

@@ -48,6 +48,8 @@ class Use:
         """How the norms are computed; set by `receive`, shown by ``engine.explain()``."""
         self.gradients: dict[str, Tensor] | None = None
         """The per-example gradients, where they are kept."""
+        self.norms: dict[str, Tensor] = {}
+        """Their squared norms, where they were taken while the gradients were still in the cache."""
 
     @property
     def kind(self) -> str:
@@ -89,7 +91,7 @@ class Use:
     def squared_norms(self) -> dict[str, Tensor]:
         if self.gradients is None:
             return self.form_squared_norms()
-        return {name: squared_norms(gradients) for name, gradients in self.gradients.items()}
+        return {n: self.norms[n] if n in self.norms else squared_norms(g) for n, g in self.gradients.items()}
 
     def weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.gradients is None:
@@ -114,9 +116,9 @@ class Use:
         kept = list((self.gradients or {}).values()) + [getattr(self, name, None) for name in self.per_record]
         return sum(t.numel() * t.element_size() for t in kept if isinstance(t, Tensor))
 
-    def chunks(self) -> Iterator[slice]:
-        """Slices of the records whose per-example gradients fit a chunk."""
-        step = max(CHUNK_BYTES * self.records // max(self.instance_bytes(), 1), 1)
+    def chunks(self, size: int = CHUNK_BYTES) -> Iterator[slice]:
+        """Slices of the records whose per-example gradients fit `size` bytes."""
+        step = max(size * self.records // max(self.instance_bytes(), 1), 1)
         for start in range(0, self.records, step):
             yield slice(start, min(start + step, self.records))
 

@@ -15,6 +15,8 @@ from privet.gradients.use import Budget, Use
 _GRAM_SLOWDOWN = 1.0
 """What a multiplication of the Gram method costs against one of the instantiation, measured by benchmarks/engine.py."""
 
+_CACHE_BYTES = 2**20
+
 
 @operation("linear")
 def linear(op: Operation) -> Any:
@@ -55,11 +57,26 @@ class Linear(Use):
             return
         # Multiplications per record, beyond those of the plain weight gradient.
         gram = length * (width + height) * _GRAM_SLOWDOWN
-        if "weight" not in self.slots or (gram >= width * height and budget.take(self.instance_bytes())):
+        if "weight" not in self.slots:
             self.hold(self.form(slice(0, self.records)))
             self.x = self.grad = None
+        elif gram >= width * height and budget.take(self.instance_bytes()):
+            self._hold_instances()
         else:
             self.method = "gram" if gram < 2 * width * height else "chunks"
+
+    def _hold_instances(self) -> None:
+        """Form and measure a few records at a time, so that their norms are taken in the cache."""
+        assert self.x is not None and self.grad is not None
+        weight = self.x.new_empty(self.records, self.grad.shape[2], self.x.shape[2])
+        norms = torch.empty(self.records, dtype=torch.float64)
+        for rows in self.chunks(_CACHE_BYTES):
+            torch.bmm(self.grad[rows].mT, self.x[rows], out=weight[rows])
+            norms[rows] = squared_norms(weight[rows])
+        formed = {"weight": weight, "bias": self.grad.sum(1)} if "bias" in self.slots else {"weight": weight}
+        self.hold(formed)
+        self.norms = {"weight": norms}
+        self.x = self.grad = None
 
     def form(self, rows: slice) -> dict[str, Tensor]:
         assert self.x is not None and self.grad is not None
