@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from privet.gradients.norms import squared_norms
 from privet.gradients.recorder import Pass, Recorder
-from privet.gradients.use import CHUNK_BYTES, Use
+from privet.gradients.use import CHUNK_BYTES, Budget, Use
 
 
 class PerExampleGradients:
@@ -28,7 +28,7 @@ class PerExampleGradients:
         self._parameters = recorder.parameters
         self._scale = scale
         """What turns the gradient of the batch's loss into gradients of the records' own losses."""
-        self.uses = tuple(finished.received)
+        self.uses = tuple(_joined(finished.received, finished.budget))
         self._targets = [
             (use, slot, tensor, recorder.sources(tensor)) for use in self.uses for slot, tensor in use.slots.items()
         ]
@@ -173,3 +173,14 @@ class PerExampleGradients:
 
     def _sources_of(self, use: Use, slot: str) -> list[str]:
         return next(names for u, s, _, names in self._targets if u is use and s == slot)
+
+
+@torch.no_grad()
+def _joined(uses: Sequence[Use], budget: Budget) -> Iterator[Use]:
+    """The uses, with those that do the same with the same parameters joined into one where their rule can."""
+    alike: dict[tuple[object, ...], list[Use]] = defaultdict(list)
+    for use in uses:
+        alike[type(use), *((slot, id(tensor)) for slot, tensor in use.slots.items())].append(use)
+    for first, *others in alike.values():
+        whole = first.join(others, budget) if others else None
+        yield from (first, *others) if whole is None else (whole,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,10 @@ class Use:
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
         """Take the saved inputs and the gradient of the output; called in the backward pass."""
         raise NotImplementedError(self.kind)
+
+    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
+        """One use in the place of this one and others with the same slots (a layer called often), where there is one."""
+        return None
 
     def form(self, rows: slice) -> dict[str, Tensor]:
         """Form the per-example gradients of the records in `rows`, each of shape ``(rows, *slot.shape)``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -51,7 +53,23 @@ class Linear(Use):
         x = as_sequences(saved[0], self.input_stride, self.records).to(dtype)
         grad = as_sequences(grad, self.output_stride, self.records).to(dtype)
         self.x, self.grad = x, grad
-        length, width, height = x.shape[1], x.shape[2], grad.shape[2]
+        self._choose_method(budget)
+
+    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
+        """Several calls are one call on the joined sequences."""
+        parts = [use for use in (self, *others) if isinstance(use, Linear)]
+        inputs = [use.x for use in parts if use.x is not None]
+        grads = [use.grad for use in parts if use.grad is not None]
+        if len(inputs) <= len(others) or len(grads) <= len(others):
+            return None
+        whole = copy(self)
+        whole.x, whole.grad = torch.cat(inputs, 1), torch.cat(grads, 1)
+        whole._choose_method(budget)
+        return whole
+
+    def _choose_method(self, budget: Budget) -> None:
+        assert self.x is not None and self.grad is not None
+        length, width, height = self.x.shape[1], self.x.shape[2], self.grad.shape[2]
         if length == 1:
             self.method = "product"
             return

@@ -18,6 +18,7 @@ from privet.gradients.rules.elementwise import own_copy
 from privet.gradients.rules.linear import Linear
 from privet.gradients.rules.recurrence import Cell, Direction, run
 from privet.gradients.tap import Receive
+from privet.gradients.use import Budget, Use
 
 _KINDS: dict[str, Cell] = {"lstm": Lstm(), "gru": Gru(), "rnn_tanh": TANH, "rnn_relu": RELU}
 
@@ -152,6 +153,12 @@ class Gates(Linear):
     @property
     def kind(self) -> str:
         return f"Linear ({self.operation})"
+
+    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
+        whole = super().join(others, budget)
+        if isinstance(whole, Gates):
+            whole.shared = {}
+        return whole
 
     def summed_grad(self) -> Tensor:
         if self.sums is None:
