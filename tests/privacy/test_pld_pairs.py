@@ -1,6 +1,7 @@
 """Dominating pairs: the delta of one use of each, against an independent formula or integral."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -100,6 +101,36 @@ def test_stated_epsilons_are_randomised_response(epsilon):
     right, wrong = 1 - noise + noise / buckets, noise / buckets
     truth = max(0.0, right - math.exp(epsilon) * wrong)
     close(PLD.delta(RandomizedResponse(noise, buckets), epsilon, "replace-one"), truth)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_sampling_amplifies_an_approximate_mechanism(epsilon):
+    """delta'(ln(1 + q(e^epsilon - 1))) = q delta(epsilon), and no more than the stated delta is revealed."""
+    rate, stated, delta = 0.1, 1.0, 1e-3
+    inner = math.exp(math.log1p(math.expm1(epsilon) / rate))
+    response = max(0.0, (math.exp(stated) - inner) / (1 + math.exp(stated)))
+    close(
+        PLD.delta(PoissonSampled(rate, ApproximateDP(stated, delta)), epsilon), rate * (delta + (1 - delta) * response)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_step_of_any_scale_is_exact(seed):
+    """For removal, delta'(epsilon') = q delta(epsilon) is the truth; tiny rates with small noise have very heavy tails."""
+    chance = random.Random(seed)
+    for _ in range(15):
+        rate, delta = 10 ** chance.uniform(-6, 0), 10 ** chance.uniform(-12, -2)
+        sigma = 10 ** chance.uniform(math.log10(0.3), math.log10(200))
+
+        def truth(epsilon, rate=rate, sigma=sigma):
+            inner = math.log1p(math.expm1(epsilon) / rate) if epsilon < 500 else epsilon - math.log(rate)
+            return rate * gdp_delta(1 / sigma, inner)
+
+        found = PLD.epsilon(PoissonSampled(rate, Gaussian(sigma)), delta)
+        if found > 1e-8:
+            assert truth(found) <= delta * (1 + 1e-9) < truth(found * 0.999)
+        else:
+            assert truth(1e-8) <= delta
 
 
 def isotropic_delta(shift, dimension, epsilon):

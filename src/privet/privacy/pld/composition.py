@@ -24,6 +24,7 @@ ComplexArray = npt.NDArray[np.complex128]
 ROUNDING = 2.0**-50
 """Relative error allowed for each composed step: four units of the last place, for an FFT and its power."""
 _MOST_POINTS = 1 << 22
+_ALWAYS_WHOLE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def compose(stack: Stack, frame: Frame) -> Tail:
     """The composed loss in `frame`."""
     step, at, support = stack.step, frame.at, stack.support
     wanted = math.ceil((frame.high - frame.low) / step) + 2
-    size = next_fast_len(min(support, wanted, _MOST_POINTS), real=True)
+    # A short support is composed whole: then nothing wraps around.
+    size = next_fast_len(support if support <= _ALWAYS_WHOLE else min(support, wanted, _MOST_POINTS), real=True)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     for dots, count in stack.steps:
         spectrum *= _power(rfft(_wrapped(tilted(dots, at), size)), count)

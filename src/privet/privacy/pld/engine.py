@@ -28,7 +28,7 @@ _DELTA_TOLERANCE = 1e-3
 """The same for delta, relative to delta."""
 _MOST_CELLS = 1 << 20
 _FIRST_CELLS = 512
-_THIN_CELLS = 4096
+_THIN_CELLS = 2048
 _TRUNCATED = 1e-4
 """The share of delta that is given to truncated tails."""
 
@@ -115,11 +115,11 @@ def _solve(grids: Grids, side: int, delta: float, at: float) -> float:
     tilt = saddlepoint(thin, log_delta, at)
     guess, at = min(tilt.mean, proved), tilt.at
     found = math.inf
-    for _ in range(3):
+    for _ in range(5):
         tail = compose(stack, frame_for(thin, guess, log_delta, at))
         previous, found = found, min(found, tail.epsilon(delta))
-        # A wrong guess puts the frame where rounding shows: then the answer is a better guess.
-        if not found < 0.999 * previous or tail.noise(found) < 1e-3 * delta:
+        # A guess that was too high puts the frame where rounding shows or mass wraps around: the answer is a better guess.
+        if not 0 < found < 0.999 * previous or (found > 0.9 * guess and tail.noise(found) < 1e-3 * delta):
             break
         guess = found
     return max(0.0, min(found, proved))
