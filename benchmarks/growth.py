@@ -21,7 +21,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _cases import Block, Case, Transformer
-from engine import RESULTS, _status, cpu_seconds, machine, make_step
+from engine import IMAGES, RESULTS, _status, cpu_seconds, machine, make_step
 
 
 def transformer(length: int) -> Case:
@@ -139,7 +139,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axes[0, column].set_title(title, fontsize=9)
     axes[0, 0].legend()
     figure.tight_layout()
-    figure.savefig(RESULTS / "growth.svg", metadata={"Date": None})
+    figure.savefig(IMAGES / "growth.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from privet.gradients.layout import UNKNOWN, Moved, follow, position
+from privet.gradients.following import Moved, follow
+from privet.gradients.layout import UNKNOWN, position
 from privet.gradients.tap import Receive
 from privet.gradients.use import Use
 

@@ -29,9 +29,9 @@ class PerExampleGradients:
         self._scale = scale
         """What turns the gradient of the batch's loss into gradients of the records' own losses."""
         self.uses = tuple(_joined(finished.received, finished.budget))
-        self._targets = [
-            (use, slot, tensor, recorder.sources(tensor)) for use in self.uses for slot, tensor in use.slots.items()
-        ]
+        self._sources = {use: {slot: recorder.sources(t) for slot, t in use.slots.items()} for use in self.uses}
+        """For each use and slot, the names of the parameters behind it."""
+        self._name_of = {id(p): name for name, p in recorder.parameters.items()}.get
         self._groups = tuple(self._find_groups())
         self._squared_norms: dict[str, Tensor] | None = None
         self._total = torch.empty(0)
@@ -61,7 +61,8 @@ class PerExampleGradients:
         self.squared_norms()  # finds the records that must not take part
         by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else dict(weights)
         # Names that shared a weight still do: what they share is computed once.
-        once = {id(weight): weight * self._scale for weight in by_name.values()}
+        dtype = next(iter(self._parameters.values())).dtype
+        once = {id(weight): (weight * self._scale).to(dtype) for weight in by_name.values()}
         scaled = {name: once[id(weight)] for name, weight in by_name.items()}
         total: dict[str, Tensor] = {}
         with torch.no_grad():
@@ -102,38 +103,37 @@ class PerExampleGradients:
                 name = parent[name]
             return name
 
-        for _, _, _, names in self._targets:
-            for other in names[1:]:
-                parent[root(other)] = root(names[0])
+        for slots in self._sources.values():
+            for names in slots.values():
+                for other in names[1:]:
+                    parent[root(other)] = root(names[0])
         groups: dict[str, list[tuple[Use, str, Tensor]]] = defaultdict(list)
-        for use, slot, tensor, names in self._targets:
-            groups[root(names[0])].append((use, slot, tensor))
+        for use, slots in self._sources.items():
+            for slot, names in slots.items():
+                groups[root(names[0])].append((use, slot, use.slots[slot]))
         for group in groups.values():
             yield tuple(group)
 
-    def _is_simple(self, group: tuple[tuple[Use, str, Tensor], ...]) -> bool:
-        return len(group) == 1 and self._name_of(group[0][2]) is not None
-
-    def _name_of(self, tensor: Tensor) -> str | None:
-        return next((name for name, p in self._parameters.items() if p is tensor), None)
-
     def _compute_squared_norms(self) -> dict[str, Tensor]:
-        norms = {name: torch.zeros(self.records, dtype=torch.float64) for name in self.names}
-        simple = [group[0] for group in self._groups if self._is_simple(group)]
-        wanted: dict[Use, list[tuple[str, str]]] = defaultdict(list)
-        for use, slot, tensor in simple:
-            name = self._name_of(tensor)
-            assert name is not None
-            wanted[use].append((slot, name))
-        for use, slots in wanted.items():
-            found = use.squared_norms()
-            for slot, name in slots:
-                norms[name] = found[slot]
+        norms = dict.fromkeys(self.names, torch.zeros(self.records, dtype=torch.float64))
+        alone: dict[Use, list[tuple[str, str]]] = defaultdict(list)
         for group in self._groups:
-            if not self._is_simple(group):
-                for rows, gradients in self._formed(group):
-                    for name, gradient in gradients.items():
-                        norms[name][rows] = squared_norms(gradient)
+            use, slot, tensor = group[0]
+            name = self._name_of(id(tensor))
+            if len(group) == 1 and name is not None:
+                alone[use].append((slot, name))
+            else:
+                norms.update(self._added_up_norms(group))
+        for use, slots in alone.items():
+            found = use.squared_norms()
+            norms.update({name: found[slot] for slot, name in slots})
+        return norms
+
+    def _added_up_norms(self, group: tuple[tuple[Use, str, Tensor], ...]) -> dict[str, Tensor]:
+        norms: dict[str, Tensor] = {}
+        for rows, gradients in self._formed(group):
+            for name, gradient in gradients.items():
+                norms.setdefault(name, torch.zeros(self.records, dtype=torch.float64))[rows] = squared_norms(gradient)
         return norms
 
     def _formed(self, group: tuple[tuple[Use, str, Tensor], ...]) -> Iterator[tuple[slice, dict[str, Tensor]]]:
@@ -150,7 +150,7 @@ class PerExampleGradients:
 
     def _pull_back(self, tensor: Tensor, gradient: Tensor, *, batched: bool) -> dict[str, Tensor]:
         """From the gradient of a tensor computed from parameters to the gradients of those parameters."""
-        name = self._name_of(tensor)
+        name = self._name_of(id(tensor))
         if name is not None:
             return {name: gradient}
         parameters = list(self._parameters.items())
@@ -160,7 +160,7 @@ class PerExampleGradients:
         return {n: g for (n, _), g in zip(parameters, pulled, strict=True) if g is not None}
 
     def _add_weighted(self, use: Use, weights: dict[str, Tensor], total: dict[str, Tensor]) -> None:
-        by_slot = {slot: self._sources_of(use, slot) for slot in use.slots}
+        by_slot = self._sources[use]
         # Parameters behind one slot may carry different weights (per-layer clipping): one sum for each weight.
         distinct = {id(weights[n]): weights[n] for names in by_slot.values() for n in names}
         for key, weight in distinct.items():
@@ -170,9 +170,6 @@ class PerExampleGradients:
                 for name, gradient in self._pull_back(use.slots[slot], summed[slot], batched=False).items():
                     if id(weights[name]) == key:
                         total[name] = total[name] + gradient if name in total else gradient
-
-    def _sources_of(self, use: Use, slot: str) -> list[str]:
-        return next(names for u, s, _, names in self._targets if u is use and s == slot)
 
 
 @torch.no_grad()

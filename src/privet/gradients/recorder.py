@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from privet.errors import PrivetError
-from privet.gradients.layout import UNKNOWN, Moved, follow, position, stride_at
+from privet.gradients.following import Moved, follow
+from privet.gradients.layout import UNKNOWN, position, stride_at
 from privet.gradients.operation import REFUSED, RULES, Operation
 from privet.gradients.tap import Receive, copies, tap
 from privet.gradients.use import Budget, Use
@@ -276,13 +277,18 @@ def _name(func: Callable[..., Any]) -> str:
     return name
 
 
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
+"""What is neither a tensor nor holds one. Asked first: ``isinstance(1, Tensor)`` is slow."""
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
+    if type(value) in _ATOMS:
+        return
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            if isinstance(item, (Tensor, tuple, list, dict)):
-                yield from _tensors(item)
+            yield from _tensors(item)
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item)

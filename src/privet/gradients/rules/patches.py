@@ -7,7 +7,8 @@ Everywhere `x` is what the kernel moves over and `grad` what it meets there, bot
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +50,25 @@ class Geometry:
             further=(0, *self.further),
             dilation=(1, *self.dilation),
         )
+
+
+class _Workspace(threading.local):
+    """Memory that is used again and again: fresh memory costs a page fault for every 4 KiB."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        size = math.prod(shape)
+        kept = self.kept.get(name)
+        if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
+            kept = like.new_empty(size)
+            if size * like.element_size() <= 2 * _BUFFER_BYTES:
+                self.kept[name] = kept
+        return kept[:size].view(shape)
+
+
+_workspace = _Workspace()
 
 
 def has_channels_last(images: Tensor) -> bool:
@@ -124,8 +144,10 @@ class Patches:
         """The squared norms of the weight gradients, none of which is kept."""
         found = []
         for chunk, matrices in self.chunks(slice(0, self.x.shape[0])):
-            grad = self.grad[chunk]
-            found.append(torch.stack([squared_norms(torch.bmm(grad, matrix)) for matrix in matrices]).sum(0))
+            grad, shape = self.grad[chunk], (chunk.stop - chunk.start, self.outputs, self.columns)
+            formed = _workspace.take("gradients", shape, self.x)
+            norms = [squared_norms(torch.bmm(grad, matrix, out=formed)) for matrix in matrices]
+            found.append(torch.stack(norms).sum(0) if len(norms) > 1 else norms[0])
         return torch.cat(found)
 
     # --- patches ----------------------------------------------------------------------------------------------------
@@ -146,11 +168,11 @@ class Patches:
         per_record = self.columns * math.prod(moves) * x.element_size()
         count = min(max(_BUFFER_BYTES // per_record, 1), rows.stop - rows.start)
         if padded != list(self.size):
-            frame = x.new_zeros(self._ordered((count, self.images), self.inputs, tuple(padded)))
+            frame = _workspace.take("frame", self._ordered((count, self.images), self.inputs, tuple(padded)), x).zero_()
             within = tuple(slice(p, p + s) for p, s in zip(g.padding, self.size, strict=True))
             inside = frame[self._ordered((slice(None), slice(None)), slice(None), within)]
             windows = self._windows(frame, moves)
-        copied = x.new_empty(count, *windows.shape[1:])
+        copied = _workspace.take("patches", (count, *windows.shape[1:]), x)
         matrices = self._matrices(copied)
         for start in range(rows.start, rows.stop, count):
             stop = min(start + count, rows.stop)
