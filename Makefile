@@ -50,7 +50,7 @@ imports: $(STAMPS)/dev ## Imports point backwards along the data flow
 	@echo "Imports"; $(BIN)/lint-imports
 
 tests: $(STAMPS)/dev ## The tests
-	@echo "Tests"; $(BIN)/pytest -q
+	@echo "Tests"; $(BIN)/pytest -q -n 2
 
 bench: $(STAMPS)/dev ## The benchmarks (long; run nothing beside them)
 	@for benchmark in benchmarks/[a-z]*.py; do echo "$$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done
