@@ -29,7 +29,7 @@ def test_every_corner_has_an_epsilon_in_time(part):
     for rate, sigma, steps, delta in CORNERS[part::4]:
         begin = time.process_time()
         epsilon = PLD.epsilon(PoissonSampled(rate, Gaussian(sigma)) * steps, delta)
-        assert time.process_time() - begin < 8
+        assert time.process_time() - begin < 20
         assert 0 <= epsilon < math.inf, (rate, sigma, steps, delta)
         # Without the sampling it would be a Gaussian, which is exact.
         unsampled = GDP.epsilon(Gaussian(sigma) * steps, delta)

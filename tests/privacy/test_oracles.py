@@ -59,7 +59,7 @@ def test_the_padded_noise_layer(examples, epsilon, delta, epochs, sigma):
     assert found == pytest.approx(sigma, rel=5e-4)
 
 
-@pytest.mark.parametrize(("epochs", "sigma"), [(10, 1.194), (50, 1.354), (100, 1.554)])
+@pytest.mark.parametrize(("epochs", "sigma"), [(10, 1.194), (100, 1.554)])
 def test_the_fixed_size_noise_layer_by_rdp(epochs, sigma):
     budget = Budget(3.45, 1e-5, "replace-one", "rdp")
     found = budget.least(lambda s: FixedSizeSampled(32, 60_000, Gaussian(s)) * steps_of(60_000, 32, epochs), 1.3)

@@ -14,7 +14,7 @@ sigmas = st.floats(-0.3, 1.5).map(lambda x: 10**x)
 counts = st.floats(0, 4).map(lambda x: int(10**x))
 deltas = st.floats(-10, -2).map(lambda x: 10**x)
 factors = st.floats(1.001, 3.0)
-some = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
 def epsilon(rate, sigma, steps, delta):

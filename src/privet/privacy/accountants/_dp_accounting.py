@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import dp_accounting as dp
+from typing import TYPE_CHECKING
 
 from privet.privacy.accountants._forms import bare, gaussian_multiplier, pure_epsilon
 from privet.privacy.events import Event, FixedSizeSampled, GroupedL2, Laplace, PoissonSampled, RandomizedResponse
 from privet.privacy.relations import Relation
+
+if TYPE_CHECKING:
+    import dp_accounting as dp
 
 
 def to_dp_event(leaf: Event, relation: Relation) -> dp.DpEvent | None:
@@ -15,6 +18,9 @@ def to_dp_event(leaf: Event, relation: Relation) -> dp.DpEvent | None:
     dp-accounting's RDP and PLD do not agree on whether replacing a record doubles the sensitivity, so callers that
     pass `relation` on have to undo the factor where dp-accounting applies it itself.
     """
+    # Imported where it is used: it takes longer to load than everything else that an epsilon needs.
+    import dp_accounting as dp
+
     event = bare(leaf)
     sigma = gaussian_multiplier(event, relation)
     if sigma is not None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dp_accounting import gaussian_mechanism
 from scipy.optimize import minimize_scalar
 
 from privet.privacy.accountants._base import Tally
 from privet.privacy.accountants._forms import amplified, bare, gaussian_multiplier, pure_epsilon, stated_privacy
+from privet.privacy.accountants.gdp import gdp_epsilon
 from privet.privacy.events import Event, FixedSizeSampled, PaddedPoisson, PoissonSampled
 from privet.privacy.relations import Relation
 
@@ -77,7 +77,7 @@ def pieces_of(events: Tally, relation: Relation) -> list[Piece]:
 @lru_cache(maxsize=65536)
 def exact_gaussian(sigma: float, delta: float) -> float:
     """The exact epsilon of one Gaussian release (Balle and Wang 2018)."""
-    return float(gaussian_mechanism.get_epsilon_gaussian(sigma, delta))
+    return gdp_epsilon(1 / sigma, delta)
 
 
 def best_split(pieces: list[Piece], delta: float, cost: Callable[[float, float], float]) -> float:

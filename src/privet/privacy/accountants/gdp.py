@@ -29,23 +29,27 @@ class GDP(Accountant):
         return None
 
     def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
-        mu = _mu(events, relation)
-        if delta == 0 or mu == math.inf:
-            return math.inf
-        if gdp_delta(mu, 0.0) <= delta:
-            return 0.0
-        # delta(epsilon) <= Phi(mu/2 - epsilon/mu) <= e^(-(epsilon/mu - mu/2)^2 / 2) brackets from above.
-        low, high = 0.0, mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
-        while high - low > 1e-13 * high:
-            middle = (low + high) / 2
-            if middle in (low, high):
-                break
-            low, high = (low, middle) if gdp_delta(mu, middle) <= delta else (middle, high)
-        return high
+        return gdp_epsilon(_mu(events, relation), delta)
 
     def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
         mu = _mu(events, relation)
         return 1.0 if mu == math.inf else gdp_delta(mu, epsilon)
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """The epsilon of a Gaussian trade-off at `delta`, by bisection, from above."""
+    if delta == 0 or mu == math.inf:
+        return math.inf
+    if gdp_delta(mu, 0.0) <= delta:
+        return 0.0
+    # delta(epsilon) <= Phi(mu/2 - epsilon/mu) <= e^(-(epsilon/mu - mu/2)^2 / 2) brackets from above.
+    low, high = 0.0, mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if gdp_delta(mu, middle) <= delta else (middle, high)
+    return high
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import NeighboringRelation
-from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from scipy.special import logsumexp
 
 from privet.privacy.accountants._base import Accountant, Tally
@@ -17,6 +15,9 @@ from privet.privacy.accountants._dp_accounting import to_dp_event
 from privet.privacy.accountants._forms import bare, pure_epsilon
 from privet.privacy.events import Event, GroupedL2, PaddedPoisson, PoissonSampled
 from privet.privacy.relations import Relation
+
+if TYPE_CHECKING:
+    from dp_accounting import NeighboringRelation
 
 Array = npt.NDArray[np.float64]
 
@@ -32,7 +33,13 @@ class RDP(Accountant):
     name: ClassVar[str] = "RDP"
 
     def __init__(self, orders: tuple[float, ...] | None = None) -> None:
-        self.orders = tuple(orders or rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+        self._orders = tuple(orders or ())
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        from dp_accounting.rdp import rdp_privacy_accountant
+
+        return self._orders or tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 
     def why_not(self, leaf: Event, relation: Relation) -> str | None:
         if divergences(leaf, relation, self.orders) is None:
@@ -40,6 +47,8 @@ class RDP(Accountant):
         return None
 
     def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
+        from dp_accounting.rdp import rdp_privacy_accountant
+
         left = delta - _overflow(events)
         if left <= 0:
             return math.inf
@@ -49,6 +58,8 @@ class RDP(Accountant):
         return float(rdp_privacy_accountant.compute_epsilon(self.orders, total, left)[0])
 
     def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
+        from dp_accounting.rdp import rdp_privacy_accountant
+
         total = self._total(events, relation)
         if np.isinf(total).all():
             return 1.0
@@ -66,6 +77,8 @@ class RDP(Accountant):
 @lru_cache(maxsize=4096)
 def divergences(leaf: Event, relation: Relation, orders: tuple[float, ...]) -> tuple[float, ...] | None:
     """The Renyi divergence of each order of one use of `leaf`; None if none is known."""
+    from dp_accounting.rdp import RdpAccountant
+
     event = bare(leaf)
     if isinstance(event, PaddedPoisson):
         # The overflow is taken from delta.
@@ -84,6 +97,8 @@ def divergences(leaf: Event, relation: Relation, orders: tuple[float, ...]) -> t
 
 
 def _relation(relation: Relation) -> NeighboringRelation:
+    from dp_accounting import NeighboringRelation
+
     replace = relation is Relation.REPLACE_ONE
     return NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from dp_accounting.pld import PLDAccountant
+from typing import TYPE_CHECKING, ClassVar
 
 from privet.privacy.accountants._base import Accountant, Tally
 from privet.privacy.accountants._dp_accounting import to_dp_event
 from privet.privacy.events import Event
 from privet.privacy.relations import Relation
+
+if TYPE_CHECKING:
+    from dp_accounting.pld import PLDAccountant
 
 
 class ReferencePLD(Accountant):
@@ -27,6 +28,8 @@ class ReferencePLD(Accountant):
     def why_not(self, leaf: Event, relation: Relation) -> str | None:
         if relation is not Relation.ADD_REMOVE:
             return "it is used for add/remove only"
+        from dp_accounting.pld import PLDAccountant
+
         event = to_dp_event(leaf, relation)
         if event is None or not PLDAccountant().supports(event):
             return "dp-accounting's PLD has no such event"
@@ -39,6 +42,8 @@ class ReferencePLD(Accountant):
         return float(self._compose(events, relation).get_delta(epsilon))
 
     def _compose(self, events: Tally, relation: Relation) -> PLDAccountant:
+        from dp_accounting.pld import PLDAccountant
+
         accountant = PLDAccountant(value_discretization_interval=self.interval)
         for leaf, count in events:
             accountant.compose(to_dp_event(leaf, relation), count)

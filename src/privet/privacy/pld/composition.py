@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 
 from privet.privacy.pld.dots import grid
 from privet.privacy.pld.pairs import Array
@@ -118,10 +117,24 @@ def compose(stack: Stack, frame: Frame) -> Tail:
     centre = float(np.clip(masses @ losses / masses.sum(), losses[0], losses[-1]))
     weights = masses * np.exp(np.clip(at * (centre - losses), -700.0, 700.0))
     above = np.cumsum(weights[::-1])[::-1]
-    # delta[j-1] = e^-h delta[j] + (1 - e^-h) above[j]: sums of positive terms only, nothing cancels.
-    shifted = np.concatenate((above[1:], [0.0]))[::-1]
-    delta = lfilter([-math.expm1(-step)], [1.0, -math.exp(-step)], shifted)[::-1]
-    return Tail(losses, above, delta, moment, at, centre, outside, rounding)
+    return Tail(losses, above, _deltas(above, step), moment, at, centre, outside, rounding)
+
+
+def _deltas(above: Array, step: float) -> Array:
+    """delta at each point from the mass from there on: delta[j] = e^-h delta[j+1] + (1 - e^-h) above[j+1].
+
+    Sums of positive terms only, so that nothing cancels; in blocks over which e^-h falls by no more than a float can hold.
+    """
+    delta = np.zeros_like(above)
+    block = max(1, int(500 / step))
+    end = len(above) - 1
+    while end > 0:
+        begin = max(0, end - block)
+        fall = np.exp(-step * np.arange(end - begin))
+        sums = np.cumsum((fall * above[begin + 1 : end + 1])[::-1])[::-1]
+        delta[begin:end] = (-math.expm1(-step) * sums + fall[-1] * math.exp(-step) * delta[end]) / fall
+        end = begin
+    return delta
 
 
 def _wrapped(mass: Array, size: int) -> Array:

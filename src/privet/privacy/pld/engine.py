@@ -87,7 +87,7 @@ def _one_side(pairs: Pairs, delta: float, side: int, tolerance: float, floor: fl
     at = 0.0
     for _ in range(8):
         grids = _grids(pairs, step, tail)
-        at, proved = best_moment(_side(_thinned(grids), side), log_delta, at)
+        at, proved = best_moment(_thin(grids, side, at), log_delta, at)
         if proved <= floor:
             return Answer(0.0, 0.0)
         error, order = _error(grids, side, at)
@@ -110,7 +110,7 @@ def _one_side(pairs: Pairs, delta: float, side: int, tolerance: float, floor: fl
 
 def _solve(grids: Grids, side: int, delta: float, at: float) -> float:
     log_delta = math.log(delta)
-    stack, thin = _side(grids, side), _side(_thinned(grids), side)
+    stack, thin = _side(grids, side), _thin(grids, side, at)
     proved = renyi_epsilon(stack.log_moment(at), at, log_delta)
     tilt = saddlepoint(thin, log_delta, at)
     guess, at = min(tilt.mean, proved), tilt.at
@@ -139,8 +139,9 @@ def _one_delta(pairs: Pairs, epsilon: float, side: int) -> float:
 
 
 def _delta_on(grids: Grids, epsilon: float, side: int) -> float:
-    thin = _side(_thinned(grids), side)
+    thin = _thin(grids, side)
     tilt = tilt_towards(thin, epsilon)
+    thin = _thin(grids, side, tilt.at)
     # A guess of delta that is rather too small only makes the frame wider.
     frame = frame_for(thin, epsilon, saddlepoint_log_delta(tilt) - 4, tilt.at)
     return compose(_side(grids, side), frame).delta_at(epsilon)
@@ -156,13 +157,17 @@ def _side(grids: Grids, side: int) -> Stack:
     return Stack([(cells.forward if side == 0 else cells.reverse, count) for cells, count in grids])
 
 
-def _thinned(grids: Grids) -> Grids:
-    """Coarser grids on which to look for a tilt: the same for all, as they are composed together."""
-    most = max(len(cells.p) for cells, _ in grids)
-    while most > _THIN_CELLS and all(cells.divisible for cells, _ in grids):
+def _thin(grids: Grids, side: int, at: float = 0.0) -> Stack:
+    """Coarser grids on which to look for a tilt: the same step for all, and nearly the same moment at `at` as the given ones."""
+    stack = _side(grids, side)
+    moment = stack.log_moment(at) if at else 0.0
+    while max(len(cells.p) for cells, _ in grids) > _THIN_CELLS and all(cells.divisible for cells, _ in grids):
         grids = [(cells.coarser, count) for cells, count in grids]
-        most //= 2
-    return grids
+        coarser = _side(grids, side)
+        if at and coarser.log_moment(at) > moment + 0.1:
+            break
+        stack = coarser
+    return stack
 
 
 def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
