@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 
+# Threads that wait by spinning starve each other as soon as anything else runs on the machine.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types imports tests bench docs format clean
 

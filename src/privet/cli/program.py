@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run failed, 2 bad usage or input, 130 stopped with Ctrl-
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -76,4 +77,7 @@ def _program(
 
 def main() -> None:
     """Run `privet` with the arguments of the process."""
+    # Threads that wait by spinning starve each other as soon as anything else runs on the machine: a step of the demo
+    # then took six times its time. It must be said before PyTorch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="privet")

@@ -155,7 +155,10 @@ def _verdict(attack: AttackResult) -> str:
             "That is allowed as long as it stays below the limit of the guarantee."
         )
     if attack.high < 0.5:
-        return "The attack does worse than a coin: it has learned nothing that tells members from non-members."
+        return (
+            "The attack does worse than a coin: the others fit the model better than the training records do. The two "
+            "groups then differ by more than membership, and the comparison says little about what leaks."
+        )
     return (
         "The attack does no better than a coin: one half lies within the interval. "
         "That is evidence about this attack, not a proof about others."
@@ -197,6 +200,11 @@ def _caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
         (
             "Other attacks.",
             "An attack that finds nothing proves nothing; only the statement bounds every attack.",
+        ),
+        (
+            "The comparison.",
+            "The attack compares training records with test records. Where these were collected in another way, it sees "
+            "that difference too.",
         ),
         (
             "Other units.",
