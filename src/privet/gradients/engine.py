@@ -69,7 +69,7 @@ class Engine:
         self._pass: Pass | None = None
         self._reduction: Literal["mean", "sum"] | None = None
         self._output: SampledOutput | None = None
-        self._explained: list[tuple[str, str, str, str]] | None = None
+        self._explained: list[tuple[str, str, str, int]] | None = None
 
     # --- attaching --------------------------------------------------------------------------------------------------
 
@@ -138,10 +138,7 @@ class Engine:
         finished.closed = True
         scale = float(finished.records) if self._reduction == "mean" and finished.records else 1.0
         gradients = PerExampleGradients(self._recorder, finished, scale)
-        self._explained = [
-            (use.module or "(model)", use.kind, use.method, f"{use.kept_bytes() / 2**20:.2f} MiB")
-            for use in gradients.uses
-        ]
+        self._explained = [(use.module or "(model)", use.kind, use.method, use.kept_bytes()) for use in gradients.uses]
         # The graph of the forward pass knows the pass, and lives as long as somebody keeps the loss.
         finished.uses.clear()
         finished.received.clear()
@@ -284,6 +281,7 @@ class Engine:
         """A table of the last physical batch: layer, rule, how its norms were computed, what was kept in memory."""
         if self._explained is None:
             raise PrivetError("Nothing to explain yet: run one batch through the engine first.")
-        rows = [("layer", "rule", "norms", "kept"), *self._explained]
+        rows = [("layer", "rule", "norms", "kept")]
+        rows += [(layer, rule, norms, f"{kept / 2**20:.2f} MiB") for layer, rule, norms, kept in self._explained]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

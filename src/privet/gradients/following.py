@@ -17,7 +17,7 @@ from privet.gradients.layout import UNKNOWN, Position, position, stride_at
 Follow = Callable[["Moved"], int]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Moved:
     """One operation that was done to batched tensors: what a follower may look at."""
 

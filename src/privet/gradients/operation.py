@@ -35,7 +35,7 @@ def operation(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Operation:
     """One operation in the forward pass that combines records with parameters."""
 
@@ -73,9 +73,15 @@ class Operation:
             raise self.recorder.refusal(f"the records cannot be followed through `{self.name}`")
         return after
 
-    def record(self, out: Tensor, use: Use, *saved: Tensor) -> Tensor:
-        """`out`, tapped: in the backward pass `use` receives what was saved and the gradient of `out`."""
-        return self.recorder.record(out, use, saved)
+    def record(self, out: Tensor, use: Use, *saved: Tensor, stride: int | None = None) -> Tensor:
+        """`out`, tapped: in the backward pass `use` receives what was saved and the gradient of `out`.
+
+        Where the rule knows the stride of the records in `out` already, it need not be found again.
+        """
+        tapped = self.recorder.record(out, use, saved)
+        if stride is not None:
+            self.recorder.set_stride(tapped, stride)
+        return tapped
 
     def receiver(self, use: Use) -> Receive:
         """What an ``autograd.Function`` calls in its backward pass so that `use` receives its inputs and gradient."""

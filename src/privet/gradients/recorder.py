@@ -238,6 +238,8 @@ class Recorder(TorchFunctionMode):
     def _follow(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any
     ) -> None:
+        if isinstance(out, Tensor) and self.stride(out) is not None and not name.endswith("_"):
+            return
         known = tuple((t, self.stride(t)) for t in tensors)
         source, stride = next((t, s) for t, s in known if s is not None)
         if any(s == UNKNOWN for _, s in known):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +17,15 @@ from privet.gradients.rules.patch_grams import by_patches, by_pixels
 from privet.gradients.rules.patches import Geometry, Instances, Patches, has_channels_last
 from privet.gradients.use import Budget, Use, weigh
 
-_MULTIPLY, _COPY, _KEEP, _SHIFT = 0.03, 0.4, 1.0, 2.0
+_MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 2.0, 0.7, 10_000
 """Nanoseconds for each multiplication in a matrix product, number copied into a patch, number of an instance that is
-kept (written to fresh memory, squared, weighed), and number of a Gram matrix added at an offset: medians over the
-convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
+kept (written to fresh memory, squared, weighed), number of a Gram matrix added at an offset, and for the Gram matrices of
+a record, however small: fitted to the convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread,
+process time, torch 2.13)."""
+
+_PIECE_BYTES = 2**21
+"""Instances are kept in pieces of about this size, which fit where activations were freed; larger ones are fresh memory,
+which costs a page fault for every 4 KiB."""
 
 
 @operation("conv1d", "conv2d", "conv3d")
@@ -76,7 +81,7 @@ def _recorded(op: Operation, geometry: Geometry) -> Any:
     use = Convolution(op.module, op.records, slots)
     use.geometry, use.unbatched = geometry, unbatched
     use.input_stride, use.output_stride = stride, op.stride_after(x, out)
-    return op.record(out, use, x)
+    return op.record(out, use, x, stride=use.output_stride)
 
 
 class Convolution(Use):
@@ -90,8 +95,8 @@ class Convolution(Use):
     """What the kernel moves over and what it meets there, ``(records, images, channels, *positions)``."""
     sums: Tensor | None = None
     """The gradient of the bias for each record."""
-    instances: Instances | None = None
-    """The gradient of the weight for each record, where it is kept."""
+    instances: list[tuple[slice, Instances]] | None = None
+    """The gradients of the weight for slices of the records, where they are kept."""
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
         dtype = next(iter(self.slots.values())).dtype
@@ -103,7 +108,8 @@ class Convolution(Use):
         self.x, self.grad = (grad, x) if self.geometry.transposed else (x, grad)
         self.method = cheapest_method(self.x, self.grad, self.geometry, lambda: budget.take(self.instance_bytes()))
         if self.method == "instances":
-            self.instances = self._formed(slice(0, self.records))
+            self.instances = list(self._formed(_PIECE_BYTES))
+            self.norms["weight"] = torch.cat([piece.squared_norms() for _, piece in self.instances])
             self.x = self.grad = None
 
     def _images(self, tensor: Tensor, stride: int) -> Tensor:
@@ -111,20 +117,35 @@ class Convolution(Use):
             return tensor[None, None]
         return canonical(tensor, stride, self.records).flatten(1, 2)
 
-    def _formed(self, rows: slice) -> Instances:
+    def _formed(self, size: int, rows: slice | None = None) -> Iterator[tuple[slice, Instances]]:
+        """The gradients of the weight for slices of the records, of about `size` bytes each, or for `rows` alone."""
         assert self.x is not None and self.grad is not None
-        if goes_by_groups(self.x, self.grad, self.geometry):
-            return by_groups(self.x[rows], self.grad[rows], self.geometry)
-        return Patches(self.x, self.grad, self.geometry).instances(rows)
+        x, grad, geometry = self.x, self.grad, self.geometry
+        slices = self.chunks(size) if rows is None else (rows,)
+        if goes_by_groups(x, grad, geometry):
+            yield from ((chunk, by_groups(x[chunk], grad[chunk], geometry)) for chunk in slices)
+        else:
+            patches = Patches(x, grad, geometry)
+            yield from ((chunk, patches.instances(chunk)) for chunk in slices)
 
     def instantiate(self, rows: slice) -> dict[str, Tensor]:
         found = {}
         if "weight" in self.slots:
-            kept = self.instances
-            found["weight"] = self._formed(rows).of(slice(None)) if kept is None else kept.of(rows)
+            found["weight"] = self._instantiated(rows)
         if self.sums is not None:
             found["bias"] = self.sums[rows]
         return found
+
+    def _instantiated(self, rows: slice) -> Tensor:
+        if self.instances is None:
+            return torch.cat([piece.of(slice(None)) for _, piece in self._formed(0, rows)])
+        return torch.cat(
+            [
+                piece.of(slice(max(rows.start - kept.start, 0), rows.stop - kept.start))
+                for kept, piece in self.instances
+                if kept.start < rows.stop and rows.start < kept.stop
+            ]
+        )
 
     def squared_norms(self) -> dict[str, Tensor]:
         norms = {} if self.sums is None else {"bias": squared_norms(self.sums)}
@@ -133,22 +154,23 @@ class Convolution(Use):
         return norms
 
     def _weight_norms(self) -> Tensor:
-        if self.instances is not None:
-            return self.instances.squared_norms()
+        if "weight" in self.norms:
+            return self.norms["weight"]
         assert self.x is not None and self.grad is not None
         if self.method == "gram of pixels":
             return by_pixels(self.x, self.grad, self.geometry)
-        patches = Patches(self.x, self.grad, self.geometry, whole=self.method == "gram of patches")
+        patches = Patches(self.x, self.grad, self.geometry, joined=self.method == "gram of patches")
         if self.method == "gram of patches":
             return by_patches(patches)
         if goes_by_groups(self.x, self.grad, self.geometry):
-            return torch.cat([self._formed(rows).squared_norms() for rows in self.chunks()])
+            return torch.cat([piece.squared_norms() for _, piece in self._formed(_PIECE_BYTES)])
         return patches.squared_norms()
 
     def weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         summed = {} if self.sums is None else {"bias": weigh(self.sums, weights["bias"])}
         if self.instances is not None:
-            summed["weight"] = self.instances.weighted_sum(weights["weight"])
+            parts = [piece.weighted_sum(weights["weight"][rows]) for rows, piece in self.instances]
+            summed["weight"] = sum(parts[1:], start=parts[0])
         elif "weight" in self.slots:
             summed["weight"] = self._weight_sum(weights["weight"])
         return summed
@@ -167,12 +189,12 @@ class Convolution(Use):
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
-        if self.instances is not None:
-            self.instances.blocks[:, bad] = 0
+        for rows, piece in self.instances or ():
+            piece.blocks[:, bad[rows]] = 0
 
     def kept_bytes(self) -> int:
-        blocks = 0 if self.instances is None else self.instances.blocks.numel() * self.instances.blocks.element_size()
-        return super().kept_bytes() + blocks
+        blocks = [piece.blocks for _, piece in self.instances or ()]
+        return super().kept_bytes() + sum(block.numel() * block.element_size() for block in blocks)
 
 
 def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, geometry: Geometry, groups: int | None = None) -> Tensor:
@@ -201,7 +223,7 @@ def by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> Instances:
     stand_in = x.new_empty(()).expand(records * kernel[0], *kernel[1:])
     folded_x, folded_grad = x.transpose(0, 1).flatten(1, 2), grad.transpose(0, 1).flatten(1, 2)
     formed = _weight_gradient(folded_x, folded_grad, stand_in, geometry, records * groups)
-    return Instances(formed.view(1, records, *kernel), channels_last=False, whole=True)
+    return Instances(formed.view(1, records, *kernel), (*range(1, 2 + len(kernel)), 0))
 
 
 def goes_by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> bool:
@@ -221,10 +243,10 @@ def cheapest_method(x: Tensor, grad: Tensor, geometry: Geometry, may_keep: Calla
     costs = {}
     if geometry.groups == 1:
         grams = (inputs * kernel + outputs) * places**2
-        costs["gram of patches"] = grams * _MULTIPLY + inputs * kernel * places * _COPY
+        costs["gram of patches"] = _GRAM + grams * _MULTIPLY + inputs * kernel * places * _COPY
         if x.shape[1] == math.prod(geometry.stride) == 1 and not geometry.transposed:
             grams = inputs * pixels**2 + outputs * places**2
-            costs["gram of pixels"] = grams * _MULTIPLY + kernel * places**2 * _SHIFT
+            costs["gram of pixels"] = _GRAM + grams * _MULTIPLY + kernel * places**2 * _SHIFT
     again = numbers * places * _MULTIPLY + inputs * kernel * places * _COPY
     keep = numbers * _KEEP
     if keep <= min(costs.values(), default=keep) and may_keep():

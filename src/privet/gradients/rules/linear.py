@@ -29,7 +29,7 @@ def linear(op: Operation) -> Any:
     out = torch.nn.functional.linear(x, weight.detach(), None if bias is None else bias.detach())
     use = Linear(op.module, op.records, slots)
     use.input_stride, use.output_stride = op.stride(x), op.stride_after(x, out)
-    return op.record(out, use, x)
+    return op.record(out, use, x, stride=use.output_stride)
 
 
 @operation("matmul", "__matmul__", "mm")

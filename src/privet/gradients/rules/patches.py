@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +21,11 @@ from privet.gradients.use import weigh
 _BUFFER_BYTES = 2**20
 """Patches are copied into a reused buffer of about this size. Of 256 KiB, 1 MiB and 4 MiB it was the fastest on the
 convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread, process time)."""
-_ENOUGH_COLUMNS = 48
-"""With fewer columns a matrix product is so slow that copying whole patches is cheaper; same measurement."""
+_FEW_COLUMNS, _SOME_COLUMNS, _FEW_PLACES = 48, 128, 64
+"""A matrix product with few columns, or with some columns and few places of the kernel, is so slow that joining the
+parts of the kernel pays; same measurement."""
+_ENOUGH_CHANNELS, _SHORT_ROW = 16, 12
+"""Runs of this many channels are copied faster than rows of positions that are scattered or shorter than this."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,6 @@ class Geometry:
     groups: int = 1
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
-
-    def with_still_dimension(self) -> Geometry:
-        """With a dimension of size 1 in front, along which the kernel does not move."""
-        return replace(
-            self,
-            kernel=(1, *self.kernel),
-            stride=(1, *self.stride),
-            padding=(0, *self.padding),
-            further=(0, *self.further),
-            dilation=(1, *self.dilation),
-        )
 
 
 class _Workspace(threading.local):
@@ -81,44 +73,45 @@ class Instances:
     """The weight gradient of each record, in the order in which it was formed."""
 
     blocks: Tensor
-    """``(parts, records, outputs, inputs, *rest of the kernel)``, the inputs at the end where channels are last."""
-    channels_last: bool
-    whole: bool
-    """There is one part, which is the whole kernel."""
+    """``(parts, records, outputs, ...)``: one part for each step along the kernel's first dimension, or one in all."""
+    order: tuple[int, ...]
+    """Of its dimensions: ``(records, outputs, inputs, *kernel)``, and the parts at the end if there is one in all."""
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([squared_norms(part) for part in self.blocks]).sum(0)
+        norms = [squared_norms(part) for part in self.blocks]
+        return torch.stack(norms).sum(0) if len(norms) > 1 else norms[0]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._as_weights(torch.stack([weigh(part, weights)[None] for part in self.blocks]))[0]
+        summed = [weigh(part, weights)[None] for part in self.blocks]
+        return self._as_weights(torch.stack(summed))[0]
 
     def of(self, rows: slice) -> Tensor:
         """``(records, outputs, inputs, *kernel)``"""
         return self._as_weights(self.blocks[:, rows])
 
     def _as_weights(self, blocks: Tensor) -> Tensor:
-        ordered: Tensor = (blocks.movedim(-1, 3) if self.channels_last else blocks).movedim(0, 3)
-        return ordered.squeeze(3) if self.whole else ordered
+        ordered = blocks.permute(self.order)
+        return ordered.squeeze(-1) if self.order[-1] == 0 else ordered
 
 
 class Patches:
-    """The patches of `x`, in the memory format of `x`, chunk by chunk in one buffer.
+    """The patches of `x`, chunk by chunk in one buffer.
 
     Of a kernel's dimensions all but the first are unrolled by copying. Along the first, a patch is the same copy
     further on: that saves two thirds of the copies of a 3x3 kernel. Rows are sorted by their remainder by the stride, so
-    that the rows which one part of the kernel meets lie one after the other. `whole` unrolls the first one as well.
+    that the rows which one part of the kernel meets lie one after the other. Where one matrix is better than one for
+    each part, they are joined by a second copy, of long runs.
     """
 
-    def __init__(self, x: Tensor, grad: Tensor, geometry: Geometry, *, whole: bool = False) -> None:
-        whole = whole or x.shape[1] > 1 or x.shape[2] * math.prod(geometry.kernel[1:]) < _ENOUGH_COLUMNS
-        if whole:
-            geometry, x, grad = geometry.with_still_dimension(), x.unsqueeze(3), grad.unsqueeze(3)
-        self.whole, self.geometry = whole, geometry
+    def __init__(self, x: Tensor, grad: Tensor, geometry: Geometry, *, joined: bool = False) -> None:
+        self.geometry = geometry
         self.images, self.inputs, self.outputs = x.shape[1], x.shape[2], grad.shape[2]
         self.size, self.positions = x.shape[3:], grad.shape[3:]
         self.columns = self.inputs * math.prod(geometry.kernel[1:])
-        # Runs of few channels are copied more slowly than runs of positions.
-        self.channels_last = has_channels_last(x) and self.columns >= _ENOUGH_COLUMNS
+        few = _SOME_COLUMNS if math.prod(self.positions) <= _FEW_PLACES else _FEW_COLUMNS
+        self.joined = joined or self.images > 1 or self.columns < few
+        runs = has_channels_last(x) or self.positions[-1] < _SHORT_ROW
+        self.channels_last = self.inputs >= _ENOUGH_CHANNELS and runs
         self.x = x.movedim(2, -1) if self.channels_last else x
         if has_channels_last(grad):
             self.grad = grad.movedim(2, -1).flatten(1, -2).mT
@@ -130,22 +123,29 @@ class Patches:
 
     def instances(self, rows: slice) -> Instances:
         """The weight gradients of the records in `rows`."""
-        parts, count = self.geometry.kernel[0], rows.stop - rows.start
-        formed = self.x.new_empty(parts, count, self.outputs, self.columns)
+        count, kernel = rows.stop - rows.start, self.geometry.kernel
+        parts, inner = ((), kernel) if self.joined else (kernel[:1], kernel[1:])
+        formed = self.x.new_empty(*(parts or (1,)), count, self.outputs, self.inputs * math.prod(inner))
         for chunk, matrices in self.chunks(rows):
             grad, into = self.grad[chunk], slice(chunk.start - rows.start, chunk.stop - rows.start)
             for part, matrix in enumerate(matrices):
                 torch.bmm(grad, matrix, out=formed[part, into])
-        kernel = self.geometry.kernel[1:]
-        numbers = (*kernel, self.inputs) if self.channels_last else (self.inputs, *kernel)
-        return Instances(formed.view(parts, count, self.outputs, *numbers), self.channels_last, self.whole)
+        if self.channels_last:
+            shape, inputs = (*inner, self.inputs), 3 + len(inner)
+        elif self.joined:
+            shape, inputs = (kernel[0], self.inputs, *kernel[1:]), 4
+        else:
+            shape, inputs = (self.inputs, *inner), 3
+        others = [dim for dim in range(3, 4 + len(inner)) if dim != inputs]
+        order = (1, 2, inputs, *others, 0) if self.joined else (1, 2, inputs, 0, *others)
+        return Instances(formed.unflatten(3, shape), order)
 
     def squared_norms(self) -> Tensor:
         """The squared norms of the weight gradients, none of which is kept."""
         found = []
         for chunk, matrices in self.chunks(slice(0, self.x.shape[0])):
-            grad, shape = self.grad[chunk], (chunk.stop - chunk.start, self.outputs, self.columns)
-            formed = _workspace.take("gradients", shape, self.x)
+            grad = self.grad[chunk]
+            formed = _workspace.take("gradients", (*grad.shape[:2], matrices[0].shape[2]), self.x)
             norms = [squared_norms(torch.bmm(grad, matrix, out=formed)) for matrix in matrices]
             found.append(torch.stack(norms).sum(0) if len(norms) > 1 else norms[0])
         return torch.cat(found)
@@ -153,34 +153,40 @@ class Patches:
     # --- patches ----------------------------------------------------------------------------------------------------
 
     def chunks(self, rows: slice) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Slices of the records, and their patches: for each part of the kernel, along its first dimension, a matrix
-        ``(records, images * positions, columns)``."""
+        """Slices of the records, and their patches as matrices ``(records, images * positions, columns)``: one for each
+        part of the kernel along its first dimension, or one for the whole kernel."""
         g, x = self.geometry, self.x
         padded = [s + 2 * p + f for s, p, f in zip(self.size, g.padding, g.further, strict=True)]
         steps = -(-padded[0] // g.stride[0])
         padded[0] = steps * g.stride[0]
         moves = (self.images, g.stride[0], steps, *self.positions[1:])
-        if padded == list(self.size):
-            windows, inside = self._windows(x, moves)[rows], None
-            if math.prod(g.kernel) == math.prod(g.stride) == 1:
-                yield rows, self._matrices(windows)
-                return
-        per_record = self.columns * math.prod(moves) * x.element_size()
-        count = min(max(_BUFFER_BYTES // per_record, 1), rows.stop - rows.start)
-        if padded != list(self.size):
+        bare = padded == list(self.size)
+        if bare and math.prod(g.kernel) == math.prod(g.stride) == 1:
+            yield rows, [matrix.flatten(1, -2) for matrix in self._parts(self._windows(x, moves)[rows])]
+            return
+        numbers = max(math.prod(moves), self.joined * g.kernel[0] * self.grad.shape[2])
+        count = min(max(_BUFFER_BYTES // (self.columns * numbers * x.element_size()), 1), rows.stop - rows.start)
+        if bare:
+            inside, windows = None, self._windows(x, moves)
+        else:
             frame = _workspace.take("frame", self._ordered((count, self.images), self.inputs, tuple(padded)), x).zero_()
             within = tuple(slice(p, p + s) for p, s in zip(g.padding, self.size, strict=True))
             inside = frame[self._ordered((slice(None), slice(None)), slice(None), within)]
             windows = self._windows(frame, moves)
         copied = _workspace.take("patches", (count, *windows.shape[1:]), x)
-        matrices = self._matrices(copied)
+        if self.joined:
+            matrices, joins = self._joined(copied)
+        else:
+            matrices, joins = [part.flatten(1, -2) for part in self._parts(copied)], []
         for start in range(rows.start, rows.stop, count):
             stop = min(start + count, rows.stop)
             if inside is None:
-                copied[: stop - start].copy_(windows[start - rows.start : stop - rows.start])
+                copied[: stop - start].copy_(windows[start:stop])
             else:
                 inside[: stop - start].copy_(x[start:stop])
                 copied.copy_(windows)
+            for into, part in joins:
+                into.copy_(part)
             yield slice(start, stop), [matrix[: stop - start] for matrix in matrices]
 
     def _ordered(self, records: tuple[Any, Any], channels: Any, positions: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -201,14 +207,39 @@ class Patches:
         shape = (len(frame), self.inputs, *g.kernel[1:], *moves)
         return frame.as_strided(shape, (record, channel, *inside, *across))
 
-    def _matrices(self, copied: Tensor) -> list[Tensor]:
-        g, found = self.geometry, []
-        unrolled = len(g.kernel)  # its other dimensions, and the channels
+    def _by_row(self, copied: Tensor) -> Tensor:
+        """``(records, images, remainder, row, rest of the row, columns)``, a view."""
+        unrolled = len(self.geometry.kernel)  # dimensions of a patch: the channels and all of the kernel but its first
+        split = copied.flatten(-unrolled) if self.channels_last else copied.flatten(1, unrolled).movedim(1, -1)
+        return split.flatten(4, -2) if split.ndim > 5 else split.unsqueeze(4)
+
+    def _parts(self, copied: Tensor) -> list[Tensor]:
+        """For each part of the kernel ``(records, images, row, rest of the row, columns)``, views."""
+        g, rows = self.geometry, self._by_row(copied)
+        found = []
         for part in range(g.kernel[0]):
             first, remainder = divmod(part * g.dilation[0], g.stride[0])
-            rows = slice(first, first + self.positions[0])
-            if self.channels_last:
-                found.append(copied.flatten(-unrolled)[:, :, remainder, rows].flatten(1, -2))
-            else:
-                found.append(copied.flatten(1, unrolled)[:, :, :, remainder, rows].flatten(2).mT)
+            found.append(rows[:, :, remainder, first : first + self.positions[0]])
         return found
+
+    def _joined(self, copied: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """The matrix of whole patches, and what has to be copied where to make it: parts at one remainder at once."""
+        g, rows, height = self.geometry, self._by_row(copied), self.positions[0]
+        shared = math.gcd(g.stride[0], g.dilation[0])
+        period, step = g.stride[0] // shared, g.dilation[0] // shared
+        count, images, rest = rows.shape[0], self.images, rows.shape[4]
+        shape = (count, images, height, rest, g.kernel[0], self.columns)
+        if self.channels_last:
+            matrix = _workspace.take("joined", shape, copied)
+            merged = matrix.flatten(4).flatten(1, 3)
+        else:
+            positions_last = _workspace.take("joined", (count, *shape[4:], *shape[1:4]), copied)
+            matrix = positions_last.movedim((1, 2), (4, 5))
+            merged = positions_last.flatten(3).flatten(1, 2).mT
+        joins = []
+        for part in range(min(period, g.kernel[0])):
+            first, remainder = divmod(part * g.dilation[0], g.stride[0])
+            into = matrix[..., part::period, :]
+            windows = rows[:, :, remainder, first:].unfold(2, height, step).movedim(-1, 2).movedim(3, -2)
+            joins.append((into, windows[..., : into.shape[4], :]))
+        return [merged], joins
