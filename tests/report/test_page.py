@@ -135,6 +135,8 @@ def test_a_claim_is_called_a_claim_in_the_first_sentence(record):
     assert "If the claim held, it would mean" in page
     assert "its first layers see the records without noise" in page
     assert "Claimed limit" in page
+    assert "the claim would allow" in page
+    assert "the guarantee allows" not in page
 
 
 def test_assumptions_are_spelled_out(record):

@@ -40,7 +40,7 @@ def render(record: RunRecord, ledger: Ledger) -> str:
         standing=standing,
         opening=_opening(spent),
         meaning=_meaning(spent, limit),
-        tiles=_tiles(record, limit),
+        tiles=_tiles(record, limit, standing),
         attack=record.attack,
         too_few=bool(record.attack and not all(map(record.attack.resolves, record.attack.rates))),
         verdict=_verdict(record.attack) if record.attack else "",
@@ -81,7 +81,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters: dict[str, Any] = {"share": words.share, "number": words.number, "duration": words.duration}
+    filters: dict[str, Any] = {
+        "share": words.share,
+        "at_most": words.share_at_most,
+        "number": words.number,
+        "duration": words.duration,
+    }
     environment.filters.update(filters)
     return environment
 
@@ -113,11 +118,12 @@ def _meaning(spent: Spent, limit: Limit) -> str:
         f"{lead} any one {spent.unit}, {changes[spent.relation.value]} changes the probability of any result by a "
         f"factor of at most {size}, except with probability {words.odds(spent.delta)}. "
         f"Whoever guesses from the model whether a given {spent.unit} was used, and is wrong about "
-        f"{words.share(0.01)} of those that were not, is right about at most {words.share(limit(0.01))} of those that were."
+        f"{words.share(0.01)} of those that were not, is right about at most "
+        f"{words.share_at_most(limit(0.01))} of those that were."
     )
 
 
-def _tiles(record: RunRecord, limit: Limit) -> list[Tile]:
+def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Tile]:
     right = round(record.test_accuracy * record.data.test_records)
     interval = stats.binomtest(right, record.data.test_records).proportion_ci(method="wilson")
     tiles = [
@@ -129,6 +135,7 @@ def _tiles(record: RunRecord, limit: Limit) -> list[Tile]:
         )
     ]
     if attack := record.attack:
+        allows = "the claim would allow" if standing.kind == "claimed" else "the guarantee allows"
         lowest = next((rate for rate in attack.rates if attack.resolves(rate)), attack.rates[-1])
         tiles += [
             Tile(
@@ -139,7 +146,7 @@ def _tiles(record: RunRecord, limit: Limit) -> list[Tile]:
             Tile(
                 f"Members found at {words.share(lowest.fpr)} false alarms",
                 words.share(lowest.tpr),
-                f"a coin finds {words.share(lowest.fpr)}; the guarantee allows {words.share(limit(lowest.fpr))}",
+                f"a coin finds {words.share(lowest.fpr)}; {allows} {words.share_at_most(limit(lowest.fpr))}",
             ),
         ]
     tiles.append(

@@ -28,6 +28,7 @@ from privet.privacy.events import (
     Under,
 )
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee
+from privet.privacy.spent import round_up
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,11 @@ def number(value: float) -> str:
 def share(value: float) -> str:
     """A rate as a percentage that is not broken over two lines."""
     return f"{100 * value:.3g}\N{NO-BREAK SPACE}%"
+
+
+def share_at_most(value: float) -> str:
+    """A bound as a percentage, rounded up: a printed bound is still a bound."""
+    return f"{round_up(100 * value)}\N{NO-BREAK SPACE}%"
 
 
 def odds(probability: float) -> str:
