@@ -44,7 +44,7 @@ class Recipe:
     clip: float
 
 
-CNN = Recipe("tanh_cnn", {"channels": 1, "classes": 10}, 0.03, 6, 8.0, 0.9, 0.1)
+CNN = Recipe("tanh_cnn", {"channels": 1, "classes": 10}, 0.03, 9, 8.0, 0.9, 0.1)
 LINEAR = Recipe("softmax_regression", {"features": 64, "classes": 10}, 0.1, 10, 2.0, 0.0, 1.0)
 RECIPES = {"mnist": CNN, "fashion-mnist": CNN, "digits": LINEAR}
 
