@@ -10,7 +10,19 @@ if TYPE_CHECKING:
     from privet.training import BudgetExhausted, make_private
 
 _PUBLIC = {"BudgetExhausted": "privet.training", "fix": "privet.gradients", "make_private": "privet.training"}
-_ROOMS = ("attacks", "clipping", "data", "gradients", "models", "noise", "privacy", "report", "sampling", "training")
+_ROOMS = (
+    "attacks",
+    "clipping",
+    "data",
+    "gradients",
+    "models",
+    "noise",
+    "privacy",
+    "randomness",
+    "report",
+    "sampling",
+    "training",
+)
 
 __all__ = ["BudgetExhausted", "__version__", "fix", "make_private"]
 

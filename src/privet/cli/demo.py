@@ -221,7 +221,7 @@ def _settings(recipe: Recipe, trained: Trained) -> dict[str, str]:
         "Steps": f"{plan.steps:,}, about {recipe.epochs:g} passes over the data",
         "Lot": f"{plan.expected_batch_size:,.0f} records expected, each drawn with probability {plan.sampling.rate:.4g}",
         "Clipping": f"each record's gradient to a norm of at most C = {recipe.clip:g}",
-        "Noise": f"Gaussian, {plan.noise.multiplier:.4g} C on the sum of a lot",
+        "Noise": f"{plan.noise.describe()} on the sum of a lot",
         "Optimizer": f"SGD, learning rate {recipe.learning_rate:g}{momentum}",
     }
 

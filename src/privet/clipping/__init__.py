@@ -1,6 +1,9 @@
 """Clipping: from gradients of records to a sum that no single record can change by much."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from privet.clipping.adaptive import AdaptiveClipping
 from privet.clipping.automatic import AutomaticClipping
@@ -8,6 +11,7 @@ from privet.clipping.bounded import BoundedSum
 from privet.clipping.elliptical import EllipticalClipping
 from privet.clipping.flat import FlatClipping
 from privet.clipping.per_layer import PerLayerClipping
+from privet.clipping.scheduled import ScheduledClipping
 from privet.gradients import PerExampleGradients
 
 
@@ -17,6 +21,13 @@ class Clipping(Protocol):
     def clip(self, gradients: PerExampleGradients) -> BoundedSum: ...
 
 
+@runtime_checkable
+class MovingClipping(Clipping, Protocol):
+    """A clipping that is another one in the next step, by what was released and by nothing else."""
+
+    def after(self, noisy: Mapping[str, Tensor], expected_records: float) -> Clipping: ...
+
+
 __all__ = [
     "AdaptiveClipping",
     "AutomaticClipping",
@@ -24,5 +35,7 @@ __all__ = [
     "Clipping",
     "EllipticalClipping",
     "FlatClipping",
+    "MovingClipping",
     "PerLayerClipping",
+    "ScheduledClipping",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,18 +17,18 @@ COUNT = "clipping: records below the norm, less half"
 """The name of the count among the tensors of the sum."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class AdaptiveClipping:
     """Clip to a norm that moves, after each noisy step, toward the `quantile` of the norms.
 
     Formal guarantees: how many records lie below the norm is one more coordinate of the released sum, counted as plus or
     minus a half for each record, so that one record changes it by a half. It takes `share` of the squared sensitivity
     and the gradient takes the rest: jointly the sum has the same bounds as any other, and the plan's noise covers both.
-    The norm changes only through the *noisy* count (`update`), once a step, so it is post-processing; all physical
+    The norm changes only through the *noisy* count (`after`), once a step, so it is post-processing; all physical
     batches of one step are clipped to one norm.
 
     Attributes:
-        max_grad_norm: the norm at the start; it moves.
+        max_grad_norm: the norm of this step; the next step has the one that `after` gives.
         quantile: the fraction of records that shall lie below the norm.
         rate: how fast the norm moves: it is multiplied by ``exp(-rate * (fraction below - quantile))``.
         share: the part of the squared sensitivity that the count takes.
@@ -56,8 +57,8 @@ class AdaptiveClipping:
         joint = math.hypot(self.max_grad_norm, 0.5)
         return BoundedSum(tensors, joint, scales, gradients.records, int(gradients.bad.sum()))
 
-    def update(self, noisy: dict[str, torch.Tensor], expected_records: float) -> None:
-        """Take the noisy count out of the noisy sum and move the norm."""
-        fraction = float(noisy.pop(COUNT)) / expected_records + 0.5
+    def after(self, noisy: Mapping[str, torch.Tensor], expected_records: float) -> AdaptiveClipping:
+        """The clipping of the next step, whose norm the noisy count has moved."""
+        fraction = float(noisy[COUNT]) / expected_records + 0.5
         factor = math.exp(-self.rate * (min(max(fraction, 0.0), 1.0) - self.quantile))
-        self.max_grad_norm = min(max(self.max_grad_norm * factor, self.minimum), self.maximum)
+        return replace(self, max_grad_norm=min(max(self.max_grad_norm * factor, self.minimum), self.maximum))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from privet.privacy import Ledger
 from privet.training import Plan, make_private
 
 OnStep = Callable[[dict[str, Any]], None]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,8 @@ class Trained:
     plan: Plan
     history: list[dict[str, Any]] = field(default_factory=list)
     """One entry for each epoch: step, epsilon, and the accuracy on the test records where there are any."""
+    steps: int = 0
+    """How many steps were done: fewer than planned where the budget came to its end before."""
 
 
 def train(
@@ -34,38 +38,69 @@ def train(
     records: Split,
     *,
     test: Split | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+    augment: Callable[[Tensor], Tensor] | None = None,
     on_step: OnStep | None = None,
     ledger: Ledger | None = None,
+    views: int = 1,
     **settings: Any,
 ) -> Trained:
-    """Train a classifier privately; `settings` are those of `privet.make_private`.
+    """Train a classifier privately.
 
-    `on_step` gets a dictionary with step, steps, loss and epsilon after each step. The loss is that of the records in the
-    batch: it is for the eyes of whoever holds the data, it is not noised and it is not kept.
+    Args:
+        model, optimizer, records, views, settings: as in `privet.make_private`. With ``average=0.95``, the model that is
+            measured and returned is the averaged one.
+        test: records on which the accuracy is measured after each epoch.
+        loss: of the model's outputs and the labels; a mean or a sum over the records.
+        augment: turns a batch of inputs into other ones of the same length, record by record; with `views`, each
+            record comes that many times.
+        on_step: gets a dictionary with step, steps, loss and epsilon after each step. The loss is that of the records in
+            the batch: it is for the eyes of whoever holds the data, it is not noised and it is not kept.
+        ledger: where the steps are recorded.
     """
     ledger = ledger if ledger is not None else Ledger()
-    private = make_private(model, optimizer, records, ledger=ledger, **settings)
+    private = make_private(model, optimizer, records, ledger=ledger, views=views, **settings)
     history: list[dict[str, Any]] = []
-    steps_per_epoch = max(round(1 / private.plan.sampling.rate), 1)
+
+    def measure() -> None:
+        step = private.steps_done
+        entry: dict[str, Any] = {
+            "step": step,
+            "epoch": step / private.steps_per_epoch,
+            "epsilon": private.spent().epsilon,
+        }
+        if test is not None:
+            with private.average.applied() if private.average else nullcontext():
+                entry["accuracy"] = accuracy(model, test)
+        history.append(entry)
+
     model.train()
+    measured = 0
     for inputs, labels in private.batches():
         before = private.steps_done
+        if views > 1:
+            inputs, labels = inputs.repeat_interleave(views, 0), labels.repeat_interleave(views, 0)
+        if augment is not None:
+            inputs = augment(inputs)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
+        value = loss(model(inputs), labels)
+        value.backward()
         optimizer.step()
         step = private.steps_done
         if step == before:
             continue
         if on_step is not None:
             epsilon = private.spent().epsilon
-            on_step({"step": step, "steps": private.plan.steps, "loss": float(loss.detach()), "epsilon": epsilon})
-        if step % steps_per_epoch == 0 or step == private.plan.steps:
-            entry: dict[str, Any] = {"step": step, "epoch": step / steps_per_epoch, "epsilon": private.spent().epsilon}
-            if test is not None:
-                entry["accuracy"] = accuracy(model, test)
-            history.append(entry)
-    return Trained(model, ledger, private.plan, history)
+            on_step({"step": step, "steps": private.plan.steps, "loss": float(value.detach()), "epsilon": epsilon})
+        if step // private.steps_per_epoch > measured // private.steps_per_epoch:
+            measure()
+            measured = step
+    if not history or history[-1]["step"] != private.steps_done:
+        measure()
+    if private.average is not None:
+        private.average.keep()
+    private.close()
+    return Trained(model, ledger, private.plan, history, private.steps_done)
 
 
 def accuracy(model: nn.Module, split: Split, batch_size: int = 2000) -> float:

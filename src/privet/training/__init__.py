@@ -1,7 +1,10 @@
 """Private training: the plan, the step and the loop."""
 
+from privet.randomness import Randomness
+from privet.training.average import Average
+from privet.training.limit import BudgetExhausted
+from privet.training.make import make_private
 from privet.training.plan import Plan
-from privet.training.private import BudgetExhausted, Private, make_private
-from privet.training.randomness import Randomness
+from privet.training.private import Private
 
-__all__ = ["BudgetExhausted", "Plan", "Private", "Randomness", "make_private"]
+__all__ = ["Average", "BudgetExhausted", "Plan", "Private", "Randomness", "make_private"]

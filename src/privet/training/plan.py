@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from privet.clipping import Clipping
+from privet.clipping import Clipping, ScheduledClipping
 from privet.errors import InputError
-from privet.noise import GaussianNoise
-from privet.privacy import Event
+from privet.noise import NoisePlan, ScheduledNoise
+from privet.privacy import Event, Schedule
+from privet.privacy.events import composed
 from privet.sampling import PoissonSampling
 
 
@@ -19,8 +21,8 @@ class Plan:
 
     Attributes:
         sampling: which records are in a step's batch.
-        clipping: how each record's gradient is bounded.
-        noise: what is added to the bounded sum.
+        clipping: how each record's gradient is bounded, in the first step; a moving one moves by what is released.
+        noise: what is added to the bounded sum in each step.
         steps: how many steps there are.
         records: the public size of the data set. Together with the sampling rate it gives the constant by which every
             noisy sum is divided; the size of the batch that was drawn is private.
@@ -28,25 +30,36 @@ class Plan:
 
     sampling: PoissonSampling
     clipping: Clipping
-    noise: GaussianNoise
+    noise: NoisePlan
     steps: int
     records: int
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.records < 1:
             raise InputError(f"A plan needs at least one step and one record, not {self.steps} and {self.records}.")
+        if isinstance(self.noise, ScheduledNoise):
+            self._check("noise", self.noise.multipliers)
+        if isinstance(self.clipping, ScheduledClipping):
+            self._check("clipping norms", self.clipping.norms)
 
     @property
     def expected_batch_size(self) -> float:
         """The public constant that replaces the batch size."""
         return self.sampling.rate * self.records
 
-    @property
-    def step_event(self) -> Event:
-        """What one step does to the data."""
-        return self.sampling.event(self.noise.event())
+    def step_event(self, step: int) -> Event:
+        """What step 0, 1, 2, ... does to the data."""
+        return self.sampling.event(self.noise.at(step).event())
 
-    @property
+    def events(self, first: int, end: int) -> Event:
+        """What the steps from `first` up to `end`, without it, do to the data."""
+        return composed(*map(self.step_event, range(first, end)))
+
+    @cached_property
     def event(self) -> Event:
         """What the whole plan does to the data."""
-        return self.step_event * self.steps
+        return self.events(0, self.steps)
+
+    def _check(self, what: str, schedule: Schedule) -> None:
+        if schedule.steps != self.steps:
+            raise InputError(f"The schedule of the {what} has {schedule.steps} steps, and the plan has {self.steps}.")

@@ -1,216 +1,298 @@
-"""Privacy for an ordinary training loop: `make_private` and the object it returns."""
+"""Privacy for an ordinary training loop: what `make_private` returns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from privet.clipping import BoundedSum, Clipping, FlatClipping
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine
-from privet.noise import GaussianNoise
-from privet.privacy import Ledger, Spent, calibrate_noise
-from privet.sampling import PoissonSampling, load_batches
-from privet.training.physical import free_memory, records_within
+from privet.privacy import Budget, Event, Ledger, Spent
+from privet.randomness import Randomness
+from privet.sampling import load_batches
+from privet.training.average import Average
+from privet.training.limit import Limit
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
-from privet.training.randomness import Randomness
-from privet.training.step import release
+from privet.training.step import Step
+
+_GUARDS: WeakKeyDictionary[Optimizer, ExitStack] = WeakKeyDictionary()
+"""The hooks by which an optimizer is kept from training without privacy; a new plan for it replaces them."""
 
 
-class BudgetExhausted(PrivetError):  # noqa: N818 - a name that reads as what happened
-    """One more step would pass the budget; nothing was touched."""
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A physical batch that was drawn."""
 
-
-def make_private(
-    model: nn.Module,
-    optimizer: Optimizer,
-    dataset: Any,
-    *,
-    batch_size: int,
-    epochs: float | None = None,
-    steps: int | None = None,
-    epsilon: float | None = None,
-    delta: float,
-    noise_multiplier: float | None = None,
-    max_grad_norm: float | None = None,
-    clipping: Clipping | None = None,
-    physical_batch_size: int | Literal["auto"] | None = None,
-    views: int = 1,
-    loss_reduction: Literal["auto", "mean", "sum"] = "auto",
-    memory_budget: int | None = None,
-    workers: int = 0,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
-) -> Private:
-    """Give an existing training loop differential privacy:
-
-        private = privet.make_private(model, optimizer, dataset, batch_size=600, epochs=15,
-                                      epsilon=3.0, delta=1e-5, max_grad_norm=1.0)
-        for x, y in private.batches():
-            optimizer.zero_grad(); loss = criterion(model(x), y); loss.backward(); optimizer.step()
-        print(private.spent())
-
-    Args:
-        model: trained as it is; it is neither wrapped nor changed.
-        optimizer: any torch optimizer over the model's parameters.
-        dataset: a `privet.data.Split`, a ``TensorDataset``, or any map-style data set.
-        batch_size: the expected size of a Poisson-sampled batch.
-        epochs, steps: how long to train; give one. An epoch is ``len(dataset) / batch_size`` steps.
-        epsilon, noise_multiplier: the budget, from which the noise is calibrated, or the noise; give one.
-        delta: the delta of the statement.
-        max_grad_norm, clipping: the norm of flat clipping, or another way of clipping; give one.
-        physical_batch_size: at most so many records go through the model at once; the step stays the same. "auto"
-            chooses as many as fit into `memory_budget`, or into a quarter of the free memory without one.
-        views: augmentation multiplicity: the loop turns each record into so many consecutive rows
-            (``x.repeat_interleave(views, 0)``, then augments them); they are averaged before clipping, as one record.
-        loss_reduction: how the loss joins its records; "auto" reads it off the loss.
-        memory_budget: bytes that may be used to keep per-example gradients, and by a physical batch under "auto".
-        workers: processes that load records of a map-style data set.
-        seed: makes the run repeatable, for experiments; a run that is released has none.
-        ledger: where the steps are recorded; without it, in memory.
-    """
-    records = len(dataset)
-    if not 1 <= batch_size <= records:
-        raise InputError(
-            f"batch_size is {batch_size}, and the data set has {records} records: give a number from 1 to {records}."
-        )
-    if (epochs is None) == (steps is None):
-        raise InputError("Give either epochs or steps.")
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
-    if (max_grad_norm is None) == (clipping is None):
-        raise InputError("Give either max_grad_norm or clipping.")
-    if clipping is None:
-        assert max_grad_norm is not None
-        clipping = FlatClipping(max_grad_norm)
-    sampling = PoissonSampling(batch_size / records)
-    if steps is None:
-        assert epochs is not None
-        # In whole records, so that no step is lost to rounding: 3 epochs of 1000 in batches of 300 are 10 steps.
-        steps = max(round(epochs * records / batch_size), 1)
-    ledger = ledger if ledger is not None else Ledger()
-    if noise_multiplier is None:
-        assert epsilon is not None
-        noise_multiplier = calibrate_noise(
-            epsilon, delta, sampling.rate, steps, relation=ledger.relation, before=ledger.event
-        )
-    if physical_batch_size == "auto":
-        first = dataset[0][0] if isinstance(dataset[0], (tuple, list)) else dataset[0]
-        physical_batch_size = records_within(model, first, memory_budget or free_memory() // 4) // views or 1
-    plan = Plan(sampling, clipping, GaussianNoise(noise_multiplier), steps, records)
-    engine = Engine(model, loss_reduction=loss_reduction, memory_budget=memory_budget, views=views)
-    return Private(plan, engine, optimizer, dataset, ledger, delta, Randomness.of(seed), physical_batch_size, workers)
+    step: Step
+    indices: Tensor
+    first: bool
+    last: bool
+    stream: Tensor | None
+    """The state of a seeded sampling stream after this step was drawn."""
 
 
 class Private:
-    """A training loop with its plan, its ledger and its randomness; made by `make_private`."""
+    """A training loop with its plan, its ledger and its randomness; made by `make_private`.
+
+    From here on the optimizers refuse to step on anything but the batches of `batches`; see `paused` and `close`.
+    """
 
     def __init__(
         self,
         plan: Plan,
         engine: Engine,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         dataset: Any,
         ledger: Ledger,
         delta: float,
         randomness: Randomness,
-        physical_batch_size: int | None,
-        workers: int,
+        *,
+        budget: Budget | None = None,
+        size_is_public: bool = True,
+        physical_batch_size: int | None = None,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        average: Average | None = None,
+        scheduler: Any = None,
     ) -> None:
         if physical_batch_size is not None and physical_batch_size < 1:
             raise InputError(f"physical_batch_size must be at least 1, not {physical_batch_size}.")
-        self.plan, self.engine, self.optimizer, self.ledger, self.delta = plan, engine, optimizer, ledger, delta
-        self.randomness = randomness
+        self.plan, self.engine, self.ledger, self.delta = plan, engine, ledger, delta
+        self.optimizers, self.randomness = tuple(optimizers), randomness
+        self.average, self.scheduler = average, scheduler
+        self.clipping = plan.clipping
+        """How the next step clips: the plan's clipping, moved by what was released."""
         self.steps_done = 0
         self.bad_records = 0
         """Records whose gradient was not finite and contributed nothing; not to be published."""
-        self._dataset, self._physical, self._workers = dataset, physical_batch_size, workers
-        self._sum: BoundedSum | None = None
-        self._awaiting = "nothing"
-        """Which batch of a step was handed out and waits for its optimizer.step()."""
-        self._empty = False
+        self.limit = Limit(plan, ledger, budget, delta)
+        self._dataset, self._size_is_public = dataset, size_is_public
+        self._physical, self._workers, self._collate = physical_batch_size, workers, collate
         self._parameters = {name: p for name, p in engine.model.named_parameters() if p.requires_grad}
-        self._check_optimizer()
+        self._part: _Part | None = None
+        self._batch: Any = None
+        self._waiting: set[Optimizer] = set()
+        """The optimizers that have not stepped on the batch that was handed out."""
+        self._public: dict[str, Tensor] = {}
+        self._stream: Tensor | None = None
+        self._paused = False
+        self._check_data()
+        self._check_optimizers()
+        self._guard_optimizers()
+
+    # --- what a loop uses -------------------------------------------------------------------------------------------
 
     def spent(self) -> Spent:
         """What the recorded steps cost, with everything that must travel with epsilon."""
         return self.ledger.spent(self.delta)
 
-    def batches(self, *, progress: bool = False) -> Iterator[Any]:
-        """The physical batches of all remaining steps. For each one: zero_grad, loss, backward, optimizer.step."""
-        if self.steps_done >= self.plan.steps:
-            raise BudgetExhausted(
-                f"The plan's {self.plan.steps} steps are done: {self.spent()}. Make a new plan with a larger budget to go on."
-            )
+    def batches(self, *, steps: int | None = None, progress: bool = False) -> Batches:
+        """The physical batches of all remaining steps, or of the next `steps`.
+
+        For each one: zero_grad, loss, backward, optimizer.step. An empty batch is a step that the loop does not see.
+        """
+        self.limit.check(self.steps_done)
+        return Batches(self, min(steps or self.plan.steps, self.plan.steps - self.steps_done), progress)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps draw as many records as there are, in expectation."""
+        return max(round(1 / self.plan.sampling.rate), 1)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, model and optimizers are ordinary: for evaluation, a generator's step, or training on public data.
+
+        Gradients that reach the model's parameters inside are gone afterwards.
+        """
+        with self.engine.paused():
+            kept = {name: p.grad for name, p in self._parameters.items()}
+            self._set_gradients({})
+            self._paused = True
+            try:
+                yield
+            finally:
+                self._paused = False
+                for name, parameter in self._parameters.items():
+                    parameter.grad = kept[name]
+
+    @contextmanager
+    def public(self) -> Iterator[None]:
+        """Inside, `backward` adds gradients that use no record, as they are: the generated rows of a GAN, a penalty.
+
+        They join the private gradient of the step. The batch that was handed out is refused inside; what was computed
+        from it cannot be recognised, and must not be used here.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.paused())
+            for module in self.engine.model.modules():
+                stack.callback(module.register_forward_pre_hook(self._refuse_batch, with_kwargs=True).remove)
+            yield
+            for name, parameter in self._parameters.items():
+                if parameter.grad is not None:
+                    before = self._public.get(name)
+                    self._public[name] = parameter.grad if before is None else before + parameter.grad
+
+    def close(self) -> None:
+        """End the run: the optimizers are ordinary ones again."""
+        for optimizer in self.optimizers:
+            if optimizer in _GUARDS:
+                _GUARDS.pop(optimizer).close()
+
+    def __iter__(self) -> NoReturn:
+        raise PrivetError(
+            "make_private returns one object, not model, optimizer and loader: they stay as they are. "
+            "Write `private = make_private(...)`, then `for x, y in private.batches(): ...`."
+        )
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _run(self, steps: int, progress: bool) -> Iterator[Any]:
+        self._check_data()
+        end = min(self.steps_done + steps, self.limit.check(self.steps_done))
+        wanted = self.steps_done + steps
+        parts: deque[_Part] = deque()
         with ExitStack() as stack:
             stack.enter_context(self.engine)
-            stack.callback(self.optimizer.register_step_pre_hook(self._before_step).remove)
+            stack.callback(self._forget)
             tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
-            index_batches, marks = self._drawn()
-            for batch in load_batches(self._dataset, index_batches, workers=self._workers):
-                self._empty, last = marks.pop(0)
-                self._awaiting = "last" if last else "middle"
-                if self._empty:
-                    # An empty batch is a step like any other: noise, and nothing else. No model need digest it.
-                    self.optimizer.step()
-                else:
+            if self._stream is not None and isinstance(self.randomness.sampling, torch.Generator):
+                self.randomness.sampling.set_state(self._stream)
+            loaded = load_batches(self._dataset, self._draw(end, parts), workers=self._workers, collate=self._collate)
+            for batch in loaded:
+                part = self._part = parts.popleft()
+                if part.first:
+                    self.limit.check(part.step.number)
+                self._batch, self._waiting = batch, set(self.optimizers)
+                if len(part.indices):
                     yield batch
-                    if self._awaiting != "nothing":
-                        raise PrivetError(
-                            "A batch was not used: call loss.backward() and optimizer.step() once for each batch. "
-                            "To stop early, leave the loop with break."
-                        )
-                if tick is not None and last:
-                    tick(self.spent().epsilon)
+                    self._check_used()
+                else:
+                    # An empty batch is a step like any other: noise, and nothing else. No model need digest it.
+                    for optimizer in self.optimizers:
+                        optimizer.step()
+                self._part = self._batch = None
+                if part.last and tick is not None:
+                    tick(lambda: self.spent().epsilon)
+        if end < wanted:
+            self.limit.check(self.steps_done)
 
-    def _drawn(self) -> tuple[Iterator[Tensor], list[tuple[bool, bool]]]:
-        """The indices of the physical batches as they are drawn, and whether each is empty and the last of its step."""
-        marks: list[tuple[bool, bool]] = []
+    def _draw(self, end: int, parts: deque[_Part]) -> Iterator[Tensor]:
+        """The indices of the physical batches; what is to be known of each goes into `parts`, possibly ahead of its use."""
+        for number in range(self.steps_done, end):
+            step = Step(self.plan, number, self.randomness)
+            indices = step.sample(len(self._dataset))
+            source = self.randomness.sampling
+            stream = source.get_state() if isinstance(source, torch.Generator) else None
+            pieces = indices.split(self._physical) if self._physical and len(indices) else (indices,)
+            for place, piece in enumerate(pieces):
+                parts.append(_Part(step, piece, place == 0, place == len(pieces) - 1, stream))
+                yield piece
 
-        def draw() -> Iterator[Tensor]:
-            for _ in range(self.plan.steps - self.steps_done):
-                indices = self.plan.sampling.draw(self.plan.records, self.randomness.sampling)
-                parts = indices.split(self._physical) if self._physical and len(indices) else (indices,)
-                for number, part in enumerate(parts):
-                    marks.append((len(part) == 0, number == len(parts) - 1))
-                    yield part
-
-        return draw(), marks
-
-    def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._paused:
+            return
         if any(callable(a) for a in args) or kwargs.get("closure") is not None:
             raise PrivetError(
                 "optimizer.step(closure) runs several backward passes for one batch; call it without a closure."
             )
-        if self._awaiting == "nothing":
+        if self._part is None:
+            raise PrivetError(
+                "optimizer.step() outside of `for ... in private.batches()` would train without privacy. Train on those "
+                "batches; on public data, train inside `with private.paused()`, or after private.close()."
+            )
+        if optimizer not in self._waiting:
             raise PrivetError(
                 "optimizer.step() was called without a batch: one step for each batch of private.batches()."
             )
-        self._take_gradients()
-        for parameter in self._parameters.values():
-            parameter.grad = None  # an optimizer leaves a parameter without gradient as it is
-        if self._awaiting == "last":
-            assert self._sum is not None
-            gradients = release(self._sum, self.plan, self.ledger, self.randomness.noise)
-            for name, parameter in self._parameters.items():
-                parameter.grad = gradients[name]
-            self._sum = None
+        if len(self._waiting) == len(self.optimizers):
+            self._use(self._part)
+        self._waiting.discard(optimizer)
+
+    def _use(self, part: _Part) -> None:
+        """Turn the batch's backward pass into a part of the clipped sum, and the last one into the step's gradient."""
+        gradients = self.engine.gradients() if len(part.indices) else self.engine.empty()
+        if gradients.records != len(part.indices):
+            raise PrivetError(
+                f"The model was given {gradients.records} records, and {len(part.indices)} were drawn: give it the batch "
+                f"as it came from private.batches(), once. For several views of a record, state views=..."
+            )
+        part.step.add(gradients, self.clipping)
+        self.bad_records += int(gradients.bad.sum())
+        self._set_gradients({})  # an optimizer leaves a parameter without gradient as it is
+        if part.last:
+            released = part.step.release(self._record)
+            self.clipping = released.clipping
+            public, self._public = self._public, {}
+            self._set_gradients(
+                {
+                    n: released.gradients[n] + public[n] if n in public else released.gradients[n]
+                    for n in self._parameters
+                }
+            )
             self.steps_done += 1
-        self._awaiting = "nothing"
+            self._stream = part.stream
 
-    def _take_gradients(self) -> None:
-        gradients = self.engine.empty() if self._empty else self.engine.gradients()
-        bounded = self.plan.clipping.clip(gradients)
-        self.bad_records += bounded.bad
-        self._sum = bounded if self._sum is None else self._sum + bounded
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._paused or self._waiting or self._part is None or not self._part.last:
+            return
+        if self.average is not None:
+            self.average.update()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
-    def _check_optimizer(self) -> None:
-        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+    def _record(self, event: Event, released: Mapping[str, Tensor]) -> None:
+        self.ledger.record(event)
+
+    def _set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients.get(name)
+
+    def _forget(self) -> None:
+        """The loop was left: a batch that was not used is void, and its gradients are never used."""
+        if self._part is not None and self._waiting:
+            self._set_gradients({})
+        self._part = self._batch = None
+        self._waiting.clear()
+
+    # --- what is refused --------------------------------------------------------------------------------------------
+
+    def _check_used(self) -> None:
+        if len(self._waiting) == len(self.optimizers):
+            raise PrivetError(
+                "A batch was not used: call loss.backward() and optimizer.step() once for each batch. "
+                "To stop early, leave the loop with break."
+            )
+        if self._waiting:
+            raise PrivetError(
+                f"{len(self._waiting)} of {len(self.optimizers)} optimizers did not step on a batch: call each once."
+            )
+
+    def _refuse_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        drawn = {t.untyped_storage().data_ptr() for t in _tensors(self._batch)}
+        if any(t.untyped_storage().data_ptr() in drawn for t in _tensors((args, kwargs))):
+            raise PrivetError(
+                "private.public() was given the private batch: inside it, nothing may come from a record."
+            )
+
+    def _check_data(self) -> None:
+        if self._size_is_public and len(self._dataset) != self.plan.records:
+            raise InputError(
+                f"The plan is for {self.plan.records} records, and the data set has {len(self._dataset)}: make a new plan, or "
+                f"state the public size of the data with public_size=..."
+            )
+
+    def _check_optimizers(self) -> None:
+        held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
         missing = [name for name, p in self._parameters.items() if id(p) not in held]
         if missing:
             raise InputError(
@@ -218,7 +300,44 @@ class Private:
                 f"the others with requires_grad_(False)."
             )
         own = {id(p) for p in self._parameters.values()}
-        if held - own:
+        trained = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
+        if trained - own:
             raise InputError(
-                "The optimizer holds trainable parameters of another model: give each model its own optimizer."
+                "The optimizer holds trainable parameters of another model: give each model its own optimizer, and "
+                "make_private all models that learn from the records."
             )
+
+    def _guard_optimizers(self) -> None:
+        for optimizer in self.optimizers:
+            if optimizer in _GUARDS:
+                _GUARDS.pop(optimizer).close()
+            guard = _GUARDS[optimizer] = ExitStack()
+            guard.callback(optimizer.register_step_pre_hook(self._before_step).remove)
+            guard.callback(optimizer.register_step_post_hook(self._after_step).remove)
+
+
+class Batches:
+    """The batches of the steps to come; its length is the number of steps.
+
+    A step is usually one batch: none where nobody was drawn, several where `physical_batch_size` divides it.
+    """
+
+    def __init__(self, private: Private, steps: int, progress: bool) -> None:
+        self._private, self._steps, self._progress = private, steps, progress
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._private._run(self._steps, self._progress)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,177 @@
+"""`make_private`: from the arguments of a training loop to its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from privet.clipping import Clipping, FlatClipping, ScheduledClipping
+from privet.errors import InputError
+from privet.gradients import Engine
+from privet.noise import GaussianNoise, ScheduledNoise
+from privet.privacy import Budget, Ledger, Schedule, steps_of
+from privet.randomness import Randomness
+from privet.sampling import PoissonSampling
+from privet.training.average import Average
+from privet.training.opacus import opacus_names
+from privet.training.physical import free_memory, records_within
+from privet.training.plan import Plan
+from privet.training.private import Private
+
+
+@opacus_names
+def make_private(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    dataset: Any,
+    *,
+    delta: float,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | Schedule | None = None,
+    max_grad_norm: float | Schedule | None = None,
+    clipping: Clipping | None = None,
+    average: float | None = None,
+    scheduler: Any = None,
+    views: int = 1,
+    loss_reduction: Literal["auto", "mean", "sum"] = "auto",
+    batch_dim: int = 0,
+    physical_batch_size: int | Literal["auto"] | None = None,
+    memory_budget: int | None = None,
+    workers: int | None = None,
+    public_size: int | None = None,
+    seed: int | None = None,
+    ledger: Ledger | None = None,
+) -> Private:
+    """Give an existing training loop differential privacy:
+
+        private = privet.make_private(model, optimizer, dataset, batch_size=600, epochs=15,
+                                      epsilon=3.0, delta=1e-5, max_grad_norm=1.0)
+        for x, y in private.batches():
+            optimizer.zero_grad(); loss = criterion(model(x), y); loss.backward(); optimizer.step()
+        print(private.spent())
+
+    The names of Opacus are taken too: module, data_loader, target_epsilon, target_delta.
+
+    Args:
+        model: trained as it is; it is neither wrapped nor changed. Several models are clipped as one.
+        optimizer: any torch optimizer over the model's parameters, or several that hold them together.
+        dataset: a `privet.data.Split`, a ``TensorDataset``, or any map-style data set; of a ``DataLoader``, its data set,
+            batch size, workers and collate function are taken, and its order is not.
+        delta: the delta of the statement.
+        batch_size: the expected size of a Poisson-sampled batch.
+        epochs, steps: how long to train; give one. An epoch is ``len(dataset) / batch_size`` steps. With both epsilon and
+            noise_multiplier, neither is needed: as many steps as the budget allows.
+        epsilon: the budget. Without noise_multiplier the noise is calibrated to spend it; with it, the first step that
+            would pass it raises `BudgetExhausted`.
+        noise_multiplier: the noise on the sum, in clipping norms; a `Schedule` has one for each step.
+        max_grad_norm, clipping: the norm of flat clipping (a `Schedule` has one for each step), or another way of
+            clipping; give one.
+        average: the decay of a moving average of the parameters, ``private.average``; post-processing, free of cost.
+        scheduler: a torch scheduler of the learning rate, stepped once after every private step, also an empty one.
+        views: augmentation multiplicity: the loop turns each record into so many consecutive rows
+            (``x.repeat_interleave(views, 0)``, then augments them); they are averaged before clipping, as one record.
+        loss_reduction: how the loss joins its records; "auto" reads it off the loss.
+        batch_dim: the dimension of the model's inputs that holds the records.
+        physical_batch_size: at most so many records go through the model at once; the step stays the same. "auto"
+            chooses as many as fit into `memory_budget`, or into a quarter of the free memory without one.
+        memory_budget: bytes that may be used to keep per-example gradients, and by a physical batch under "auto".
+        workers: processes that load records of a map-style data set.
+        public_size: the size of the data set as far as it is public. The sampling rate and the constant by which sums
+            are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public.
+        seed: makes the run repeatable, for experiments; a run that is released has none.
+        ledger: where the steps are recorded, after what it holds already; without it, in memory.
+    """
+    dataset, batch_size, workers, collate = _opened(dataset, batch_size, workers)
+    records = public_size if public_size is not None else len(dataset)
+    if batch_size is None:
+        raise InputError("Give batch_size, the expected number of records in a step.")
+    if not 1 <= batch_size <= records:
+        raise InputError(
+            f"batch_size is {batch_size}, and the data set has {records} records: give a number from 1 to {records}."
+        )
+    if epsilon is None and noise_multiplier is None:
+        raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
+    if (max_grad_norm is None) == (clipping is None):
+        raise InputError("Give either max_grad_norm or clipping.")
+    models = (model,) if isinstance(model, nn.Module) else tuple(model)
+    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    ledger = ledger if ledger is not None else Ledger()
+    sampling = PoissonSampling(batch_size / records)
+    budget = Budget(epsilon, delta, ledger.relation) if epsilon is not None else None
+    steps = _steps(steps, epochs, batch_size, records, noise_multiplier, budget, ledger, sampling)
+    if noise_multiplier is None:
+        assert budget is not None
+        noise_multiplier = budget.after(ledger).noise_multiplier(sampling.rate, steps)
+    if clipping is None:
+        assert max_grad_norm is not None
+        flat = not isinstance(max_grad_norm, Schedule)
+        clipping = FlatClipping(max_grad_norm) if flat else ScheduledClipping(max_grad_norm)  # type: ignore[arg-type]
+    noise = (
+        ScheduledNoise(noise_multiplier) if isinstance(noise_multiplier, Schedule) else GaussianNoise(noise_multiplier)
+    )
+    plan = Plan(sampling, clipping, noise, steps, records)
+    whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+    if physical_batch_size == "auto":
+        first = dataset[0][0] if isinstance(dataset[0], (tuple, list)) else dataset[0]
+        physical_batch_size = records_within(models[0], first, memory_budget or free_memory() // 4) // views or 1
+    return Private(
+        plan,
+        Engine(whole, loss_reduction=loss_reduction, memory_budget=memory_budget, batch_dim=batch_dim, views=views),
+        optimizers,
+        dataset,
+        ledger,
+        delta,
+        Randomness.of(seed),
+        budget=budget,
+        size_is_public=public_size is None,
+        physical_batch_size=physical_batch_size,
+        workers=workers,
+        collate=collate,
+        average=None if average is None else Average(whole, average),
+        scheduler=scheduler,
+    )
+
+
+def _opened(
+    dataset: Any, batch_size: int | None, workers: int | None
+) -> tuple[Any, int | None, int, Callable[[list[Any]], Any] | None]:
+    """Of a loader, what is in it: batches are drawn by the plan, not by the loader."""
+    collate = None
+    if isinstance(dataset, DataLoader):
+        batch_size = dataset.batch_size if batch_size is None else batch_size
+        workers = dataset.num_workers if workers is None else workers
+        collate = None if dataset.collate_fn is default_collate else dataset.collate_fn
+        dataset = dataset.dataset
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise InputError("The data set must be map-style (len and indexing): a stream cannot be Poisson-sampled.")
+    return dataset, batch_size, workers or 0, collate
+
+
+def _steps(
+    steps: int | None,
+    epochs: float | None,
+    batch_size: int,
+    records: int,
+    noise_multiplier: float | Schedule | None,
+    budget: Budget | None,
+    ledger: Ledger,
+    sampling: PoissonSampling,
+) -> int:
+    if steps is not None and epochs is not None:
+        raise InputError("Give either epochs or steps.")
+    if steps is not None:
+        return steps
+    if epochs is not None:
+        return steps_of(records, batch_size, epochs)
+    if isinstance(noise_multiplier, Schedule):
+        return noise_multiplier.steps
+    if budget is None or noise_multiplier is None:
+        raise InputError("Give either epochs or steps.")
+    return budget.after(ledger).steps(sampling.rate, noise_multiplier)
