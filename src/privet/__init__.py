@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _PUBLIC = {"BudgetExhausted": "privet.training", "fix": "privet.gradients", "make_private": "privet.training"}
 _ROOMS = (
     "attacks",
+    "audit",
     "clipping",
     "data",
     "gradients",

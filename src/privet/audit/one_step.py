@@ -1,0 +1,178 @@
+"""White-box audits of one private step, by the code that training uses and on the records that tell the most."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privet.audit.bounds import GaussianTradeOff, TwoSampleBound
+from privet.audit.claim import Claim
+from privet.audit.result import Audit
+from privet.audit.threshold import audit_scores
+from privet.clipping import (
+    AdaptiveClipping,
+    AutomaticClipping,
+    BoundedSum,
+    Clipping,
+    EllipticalClipping,
+    FlatClipping,
+    MovingClipping,
+    PerLayerClipping,
+)
+from privet.errors import InputError
+from privet.gradients import Engine
+from privet.noise import GaussianNoise
+from privet.privacy import Ledger
+from privet.randomness import Randomness
+from privet.sampling import PoissonSampling
+from privet.training import Plan
+from privet.training.step import Step
+
+WIDTH = 4
+"""Coordinates of each of the model's two layers."""
+MANY = 10_000
+"""Releases that are drawn in one call."""
+PUBLIC_RECORDS = 1000
+"""The public size of the data in the plan; it only scales what is released."""
+CANARY_LAST = torch.zeros(4, 2 * WIDTH)
+"""Three short records and a canary in directions of its own, far above the clipping norm in both layers."""
+CANARY_LAST[:3, 1:WIDTH] = 0.4 * torch.eye(3)
+CANARY_LAST[3, [0, WIDTH]] = 1e4
+
+
+class Directions(nn.Module):
+    """A model whose gradient is the record itself, in two layers: the canary chooses its gradient."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 1, bias=False)
+        self.second = nn.Linear(width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = x.chunk(2, dim=1)
+        total: Tensor = self.first(one) + self.second(other)
+        return total.squeeze(1)
+
+
+def clippings() -> dict[str, Clipping]:
+    """Every way of clipping that the library has, on the model of the audit."""
+    generator = torch.Generator().manual_seed(0)
+    names = [name for name, _ in Directions().named_parameters()]
+    diagonal = {name: torch.rand(1, WIDTH, generator=generator) * 3 + 0.2 for name in names}
+    return {
+        "flat": FlatClipping(1.0),
+        "per-layer": PerLayerClipping(1.0),
+        "automatic": AutomaticClipping(1.0),
+        "adaptive": AdaptiveClipping(1.0),
+        "elliptical": EllipticalClipping(diagonal),
+    }
+
+
+def step(
+    clipping: Clipping,
+    noise_multiplier: float = 1.0,
+    *,
+    rate: float = 1.0,
+    delta: float = 1e-5,
+    draws: int = 20_000,
+    confidence: float = 0.99,
+    bound: TwoSampleBound | None = None,
+    name: str = "One step of DP-SGD",
+    seed: int | None = 0,
+) -> Audit:
+    """Audit one step: sampling, per-example gradients, clipping, noise and release, as training runs them.
+
+    The attacker sees the released gradient (and the clipping norm, where it moves), knows every record but one and chose
+    that one: its gradient is far above the clipping norm and orthogonal to all others. The score is the exact
+    log-likelihood ratio of the release.
+
+    Formal guarantees: the claim is the event that the step itself wrote to its ledger. By default the bound is that of a
+    (sampled) Gaussian trade-off, which is what that event claims. Without a seed the streams have secret keys, as in a release.
+    """
+    if draws < 40:
+        raise InputError(f"An audit needs at least 40 draws, and {draws} were asked for.")
+    plan = Plan(PoissonSampling(rate), clipping, GaussianNoise(noise_multiplier), 1, PUBLIC_RECORDS)
+    laboratory = _Laboratory.of(plan, seed)
+    ledger = Ledger()
+    members, others = (
+        laboratory.scores(records, draws, ledger) for records in (len(CANARY_LAST), len(CANARY_LAST) - 1)
+    )
+    ((event, _),) = ledger  # every draw recorded the same event
+    return audit_scores(
+        members,
+        others,
+        claim=Claim.of(event, delta, ledger.relation),
+        bound=bound or GaussianTradeOff(delta, confidence, rate),
+        name=name,
+        setting="the released gradient of one step, with and without a record whose gradient is clipped",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Laboratory:
+    """One step of a plan on a few records; the sum of each batch is computed once, its noise for every draw."""
+
+    plan: Plan
+    randomness: Randomness
+    change: dict[str, Tensor]
+    """What the canary adds to the bounded sum, over the squared scale of the noise."""
+    sums: dict[tuple[int, ...], BoundedSum]
+
+    @classmethod
+    def of(cls, plan: Plan, seed: int | None) -> _Laboratory:
+        laboratory = cls(plan, Randomness.of(seed), {}, {})
+        alone, nothing = laboratory._sum((len(CANARY_LAST) - 1,)), laboratory._sum(())
+        for key, tensor in alone.tensors.items():
+            scale = alone.scales[key]
+            laboratory.change[key] = (tensor - nothing.tensors[key]).double() / (scale * scale)
+        return laboratory
+
+    def scores(self, records: int, draws: int, ledger: Ledger) -> NDArray[np.float64]:
+        """The log-likelihood ratio of as many releases, up to a constant and a rising function."""
+        # A clipping that moves looks at what one release holds, so these are drawn one by one.
+        most = 1 if isinstance(self.plan.clipping, MovingClipping) else MANY
+        found = [
+            self._released(batch, min(most, count - start), ledger)
+            for batch, count in self._batches(records, draws).items()
+            for start in range(0, count, most)
+        ]
+        # The draws came batch by batch; in random order, every part of them is a sample.
+        return np.random.default_rng(draws).permutation(torch.cat(found).numpy())
+
+    def _batches(self, records: int, draws: int) -> Counter[tuple[int, ...]]:
+        if self.plan.sampling.rate == 1:
+            return Counter({tuple(range(records)): draws})
+        return Counter(tuple(self._step().sample(records).tolist()) for _ in range(draws))
+
+    def _released(self, batch: tuple[int, ...], copies: int, ledger: Ledger) -> Tensor:
+        """Scores of independent releases of one sum: copies of it, each of whose coordinates gets noise of its own."""
+        step, bounded = self._step(), self._sum(batch)
+        step.clipping, step.bounded = self.plan.clipping, bounded
+        if copies > 1:
+            stacked = {key: tensor.expand(copies, *tensor.shape) for key, tensor in bounded.tensors.items()}
+            step.bounded = dataclasses.replace(bounded, tensors=stacked)
+        released = step.release(lambda event, _: ledger.record(event)).gradients
+        scores = torch.zeros(copies, dtype=torch.float64)
+        for key, change in self.change.items():
+            scores += (released[key].double() * change).view(copies, -1).sum(1)
+        return scores
+
+    def _sum(self, batch: tuple[int, ...]) -> BoundedSum:
+        if batch not in self.sums:
+            model, step = Directions(), self._step()
+            with Engine(model, loss_reduction="sum") as engine:
+                if batch:
+                    model(CANARY_LAST[list(batch)]).sum().backward()
+                step.add(engine.gradients() if batch else engine.empty(), self.plan.clipping)
+            assert step.bounded is not None
+            self.sums[batch] = step.bounded
+        return self.sums[batch]
+
+    def _step(self) -> Step:
+        return Step(self.plan, 0, self.randomness)
