@@ -161,6 +161,52 @@ def test_the_names_that_tab_completes_are_the_catalogue():
     assert tuple(CATALOGUE) == NAMES
 
 
+ACCOUNT = ("account", "--examples", "60000", "--batch-size", "600", "--delta", "1e-5")
+
+
+def test_account_answers_with_one_sentence():
+    page = privet(*ACCOUNT, "--noise", "1.1", "--epochs", "15")
+    assert page.output == (
+        "noise multiplier 1.1, 1500 steps of 600 of 60000 records on average: epsilon = 1.87 at delta = 1e-05 "
+        "(add/remove one record; Poisson sampling; PLD; proved)\n"
+    )
+    claimed = privet(*ACCOUNT, "--noise", "1.1", "--steps", "9", "--accountant", "strong-published")
+    assert "only claimed by" in claimed.output
+
+
+def test_account_for_a_program():
+    page = privet(*ACCOUNT, "--epsilon", "3", "--steps", "1500", "--relation", "replace-one", "--json")
+    said = json.loads(page.stdout)
+    assert list(said) == ["epsilon", "delta", "noise_multiplier", "steps", "accountant", "relation", "guarantee"]
+    assert 2.997 <= said["epsilon"] <= 3
+    assert said["relation"] == "replace-one"
+
+
+def test_account_draws_a_figure(tmp_path):
+    page = privet(*ACCOUNT, "--noise", "4", "--steps", "50", "--plot", str(tmp_path / "figure.svg"))
+    assert page.exit_code == 0
+    assert f"The figure: {tmp_path / 'figure.svg'}" in page.output
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+def test_account_warns_of_a_delta_of_one_over_the_records_and_says_what_is_impossible():
+    page = privet(*ACCOUNT[:-1], "1e-3", "--noise", "4", "--steps", "50")
+    assert page.exit_code == 0
+    assert page.stderr.startswith("privet: delta = 0.001 is not below 1/N")
+    impossible = privet(*ACCOUNT, "--noise", "0.1", "--epsilon", "0.001")
+    assert impossible.exit_code == 2
+    assert impossible.stderr.startswith("privet: A budget of epsilon 0.001 is less than one step costs")
+    everything = privet(*ACCOUNT, "--noise", "1", "--epsilon", "3", "--steps", "9")
+    assert (everything.exit_code, everything.stderr.count("\n")) == (2, 1)
+
+
+def test_the_accountants_that_tab_completes_are_all_there_are():
+    from privet.cli.account import ACCOUNTANTS
+    from privet.privacy import accountant_names
+
+    assert tuple(accountant_names()) == ACCOUNTANTS
+
+
 def test_tab_completes_verbs_and_names():
     def completed(words: str) -> list[str]:
         asked = {"_PRIVET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

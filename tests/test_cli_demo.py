@@ -202,15 +202,3 @@ def test_json_for_a_program(tmp_path):
     assert facts["spent"]["epsilon"] <= 3
     assert facts["spent"]["guarantee"] == "proved"
     assert facts["attack"]["low"] <= facts["attack"]["auc"] <= facts["attack"]["high"]
-
-
-def test_account_knows_what_the_demo_spends():
-    asked = "--examples 60000 --batch-size 600 --epochs 15 --delta 1e-5".split()
-    page = privet("account", *asked, "--noise", 1.1)
-    assert page.stdout.startswith("noise multiplier 1.1, 1500 steps at rate 0.01: epsilon = 1.87 at delta = 1e-05 (")
-    found = json.loads(privet("account", *asked, "--epsilon", 3, "--json").stdout)
-    assert 2.99 < found["epsilon"] <= 3
-    both = privet("account", *asked, "--epsilon", 3, "--noise", 1)
-    assert (both.exit_code, both.stderr.count("\n")) == (2, 1)
-    warned = privet("account", *asked[:-1], "0.001", "--noise", 1.1)
-    assert "delta = 0.001 is not below 1/N" in warned.stderr

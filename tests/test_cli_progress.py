@@ -1,4 +1,4 @@
-"""Progress bars: shown on a terminal, silent elsewhere."""
+"""Progress: bars on a terminal, a line now and then in a log."""
 
 import io
 from contextlib import redirect_stderr
@@ -8,10 +8,23 @@ import pytest
 from privet.cli.progress import fetching, training
 
 
-def test_nobody_looking_means_no_bar():
+def test_nobody_looking_means_no_bar_and_nothing_that_is_done_soon(capsys):
     with fetching() as fetched, training(1e-5) as stepped:
         assert fetched is None
-        assert stepped is None
+        stepped({"step": 1, "steps": 10, "loss": 2.3, "epsilon": 0.5})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_long_training_leaves_lines_in_a_log(capsys, monkeypatch):
+    clock = iter([0.0, 10.0, 20.0, 30.0, 40.0])
+    monkeypatch.setattr("privet.cli.progress.time.monotonic", lambda: next(clock))
+    with training(1e-5) as show:
+        for step in range(1, 5):
+            show({"step": step, "steps": 10, "loss": 3.0 - step / 4, "epsilon": step / 10})
+    assert capsys.readouterr().err == (
+        "Training 2/10: loss 2.500, epsilon 0.200 at delta 1e-05, 80 s left\n"
+        "Training 4/10: loss 2.000, epsilon 0.400 at delta 1e-05, 60 s left\n"
+    )
 
 
 class Terminal(io.StringIO):

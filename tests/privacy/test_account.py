@@ -16,11 +16,11 @@ KEYS = {"epsilon", "delta", "noise_multiplier", "steps", "accountant", "relation
 def test_the_cost_of_a_run():
     answer = account(**RUN, noise_multiplier=1.1)
     assert str(answer) == (
-        "noise multiplier 1.1, 1500 steps at rate 0.01: epsilon = 1.87 at delta = 1e-05 "
+        "noise multiplier 1.1, 1500 steps of 600 of 60000 records on average: epsilon = 1.87 at delta = 1e-05 "
         "(add/remove one record; Poisson sampling; PLD; proved)"
     )
     said = json.loads(json.dumps(answer.to_dict()))
-    assert said.keys() >= KEYS
+    assert said.keys() == KEYS
     assert (said["steps"], said["accountant"], said["relation"], said["guarantee"]) == (
         1500,
         "pld",
@@ -33,6 +33,34 @@ def test_the_noise_for_an_epsilon():
     answer = account(**RUN, epsilon=3.0)
     assert 0.999 * 3 <= answer.spent.epsilon <= 3
     assert account(**RUN, noise_multiplier=answer.noise_multiplier).spent == answer.spent
+
+
+def test_the_steps_for_an_epsilon():
+    run = {**RUN, "epochs": None, "noise_multiplier": 4.0}
+    answer = account(**run, epsilon=2.0)
+    assert answer.spent.epsilon <= 2 < account(**run, steps=answer.steps + 5).spent.epsilon
+
+
+@pytest.mark.parametrize("length", [{"steps": 1500}, {"epochs": 15}])
+def test_the_batch_for_an_epsilon(length):
+    run = {"examples": 60_000, "delta": 1e-5, "noise_multiplier": 1.0, **length}
+    answer = account(**run, epsilon=2.0)
+    assert answer.to_dict().keys() == KEYS | {"batch_size"}
+    assert answer.spent.epsilon <= 2 < account(**run, batch_size=answer.batch_size + 5).spent.epsilon
+
+
+def test_what_cannot_be_had_says_what_can():
+    with pytest.raises(InputError, match=r"however large it is, epsilon stays at 0\.36"):
+        account(**RUN, epsilon=0.1, accountant="moments")
+    with pytest.raises(InputError, match=r"epsilon 0\.001 is less than one step costs: epsilon = 75\.5 at delta"):
+        account(**{**RUN, "epochs": None}, noise_multiplier=0.1, epsilon=0.001)
+    with pytest.raises(InputError, match="less than an expected batch of one record costs"):
+        account(examples=1000, delta=1e-5, noise_multiplier=0.1, epochs=1, epsilon=0.1)
+
+
+def test_rdp_says_nothing_of_the_orders_it_does_without(capfd):
+    account(examples=100, batch_size=55, noise_multiplier=1.65, steps=10, delta=1e-3, accountant="rdp")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", ["pld", "rdp", "moments", "strong", "strong-published", "optimal", "basic"])
@@ -65,13 +93,14 @@ def test_no_noise_is_an_infinite_epsilon_and_valid_json():
         ({"delta": 1.0}, "delta must be"),
         ({"delta": -1.0}, "delta must be"),
         ({"epochs": -1}, "epochs must be positive"),
-        ({"epochs": None}, "either the number of steps or of epochs"),
+        ({"epochs": None}, "Leave out exactly one of the batch size, the noise, the steps"),
         ({"steps": 3}, "either the number of steps or of epochs"),
         ({"epochs": None, "steps": 0}, "at least one step"),
         ({"noise_multiplier": -1.0}, "noise multiplier must be"),
         ({"noise_multiplier": math.nan}, "noise multiplier must be"),
-        ({"noise_multiplier": None}, "either the noise multiplier or a target epsilon"),
-        ({"epsilon": 1.0}, "either the noise multiplier or a target epsilon"),
+        ({"noise_multiplier": None}, "Leave out exactly one"),
+        ({"batch_size": None}, "Leave out exactly one"),
+        ({"epsilon": 1.0}, "Leave out exactly one"),
         ({"noise_multiplier": None, "epsilon": -1.0}, "epsilon of a budget"),
         ({"noise_multiplier": None, "epsilon": 0.0}, "epsilon of a budget"),
         ({"accountant": "magic"}, "no accountant 'magic'; the accountants are pld, rdp"),
@@ -88,10 +117,28 @@ def test_the_figure_has_the_paper_s_curves(tmp_path):
     marks, curves = epsilon_curves(0.01, 4.0, 1e-5, 10_000, points=3)
     assert marks[-1] == 10_000
     ends = {key: values[-1] for key, values in curves.items()}
-    expected = {"strong-exact": 26.39, "strong-published": 9.353, "moments": 1.2586, "rdp": 1.0355, "pld": 0.9469}
-    assert ends == pytest.approx(expected, rel=1e-3)
+    paper = {"strong-classic": 26.39, "strong-published": 9.353, "moments": 1.2586, "rdp": 1.0355, "pld": 0.9469}
+    proved = {"basic": 223.5, "strong": 16.84, "optimal": 12.447}
+    assert ends == pytest.approx(paper | proved, rel=1e-3)
     save_epsilons(tmp_path / "figure.svg", 0.01, 4.0, 1e-5, 400)
     assert "moments accountant" in (tmp_path / "figure.svg").read_text()
     _, replaced = epsilon_curves(0.01, 4.0, 1e-5, 100, relation="replace-one", points=1)
     assert "pld" in replaced
     assert "moments" not in replaced
+    _, unsampled = epsilon_curves(1.0, 40.0, 1e-5, 100, points=1)
+    assert unsampled["gdp"] == pytest.approx(unsampled["pld"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("file", "noise", "message"),
+    [
+        ("figure.xyz", 4.0, r"use \.svg, \.png, \.pdf"),
+        ("figure", 4.0, "says no kind of figure"),
+        ("nowhere/figure.svg", 4.0, "cannot be written: No such file"),
+        ("figure.svg", 0.0, "nothing to draw"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_gets_a_sentence(tmp_path, file, noise, message):
+    with pytest.raises(InputError, match=message):
+        save_epsilons(tmp_path / file, 0.01, noise, 1e-5, 4)
+    assert not list(tmp_path.iterdir())

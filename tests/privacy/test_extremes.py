@@ -20,7 +20,7 @@ from privet.privacy import (
 )
 from privet.privacy.accountants import pld
 
-PLD, RDP, GDP = (accountant_named(name) for name in ("pld", "rdp", "gdp"))
+PLD, RDP, GDP, OPTIMAL = (accountant_named(name) for name in ("pld", "rdp", "gdp", "optimal"))
 CORNERS = list(itertools.product((1e-6, 1e-3, 0.9, 1.0), (0.3, 1.0, 200.0), (1, 1000, 10**6), (1e-3, 1e-12)))
 
 
@@ -94,6 +94,37 @@ def test_mixed_scales_compose():
     event += PaddedPoisson(0.01, 1000, 60, Gaussian(3.0)) * 100 + PoissonSampled(0.1, IsotropicL2(10.0, 5)) * 10
     parts = [PLD.epsilon(leaf * count, 1e-5) for leaf, count in event.leaves()]
     assert max(parts) < PLD.epsilon(event, 1e-5) < sum(parts)
+
+
+def test_one_release_of_known_loss_costs_exactly_that():
+    """Not a grid's width more: 4e-4 too much before the largest loss was taken as a bound."""
+    for release, epsilon in ((PureEpsilon(1.16), 1.16), (Laplace(4.0), 0.25), (PureEpsilon(0.3) * 3, 0.9)):
+        assert PLD.epsilon(release, 1e-12) <= epsilon * (1 + 1e-12)
+
+
+def test_a_tiny_delta_does_not_make_isotropic_noise_infinite():
+    """It was, by an allowance for rounding that was counted as infinite loss."""
+    for event in (IsotropicL2(10.0, 100) * 1000, PoissonSampled(0.01, IsotropicL2(10.0, 100)) * 1000):
+        assert 0 < PLD.epsilon(event, 1e-12) <= OPTIMAL.epsilon(event, 1e-12) < 30
+    assert PLD.epsilon(IsotropicL2(10.0, 2), 0.0) == pytest.approx(0.1)
+
+
+def test_a_million_tiny_responses_are_nearly_gaussian():
+    """Too fine a grid has more points than are composed, and twice the epsilon was stated for fear of it."""
+    for event, mu in (
+        (PureEpsilon(1.5e-6) * 10**6, 1.5e-3),
+        (PureEpsilon(1.2e-6) * 10**6 + PureEpsilon(3e-6) * 1000, math.sqrt(1.449) * 1e-3),
+    ):
+        truth = GDP.epsilon(Gaussian(1 / mu), 3.6e-4)
+        assert PLD.epsilon(event, 3.6e-4) == pytest.approx(truth, rel=1e-3)
+
+
+def test_optimal_composition_does_not_hang():
+    """Half a minute, when each division of delta was composed in full."""
+    event = PoissonSampled(1e-6, Gaussian(4.0)) * 10**6 + PaddedPoisson(1e-6, 10**6, 14, PureEpsilon(1.4)) * 974
+    begin = time.process_time()
+    assert 0 < OPTIMAL.epsilon(event, 4e-4) < 1e-3
+    assert time.process_time() - begin < 15
 
 
 def test_three_hundred_different_sigmas_at_once():

@@ -179,8 +179,7 @@ def _train(
 
         def on_step(step: dict[str, Any]) -> None:
             losses[step["step"]] = step["loss"]
-            if show is not None:
-                show(step)
+            show(step)
 
         trained = dpsgd.train(
             model,

@@ -1,14 +1,17 @@
-"""Progress bars on the error stream: silent where nobody is looking, so that logs and pipes stay clean."""
+"""Progress on the error stream: a bar on a terminal; in a log, a line now and then for what takes long."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 Fetched = Callable[[str, int, int | None], None]
 Stepped = Callable[[Mapping[str, Any]], None]
+
+SECONDS_BETWEEN_LINES = 15.0
 
 
 @contextmanager
@@ -39,10 +42,10 @@ def fetching() -> Iterator[Fetched | None]:
 
 
 @contextmanager
-def training(delta: float) -> Iterator[Stepped | None]:
-    """A bar for the steps of a training: loss, epsilon so far (with its delta) and the time left."""
+def training(delta: float) -> Iterator[Stepped]:
+    """The steps of a training: loss, epsilon so far (with its delta) and the time left."""
     if not sys.stderr.isatty():
-        yield None
+        yield _lines(delta)
         return
     from rich import progress
     from rich.console import Console
@@ -58,7 +61,28 @@ def training(delta: float) -> Iterator[Stepped | None]:
         task = bars.add_task("Calibrating the noise", total=None, standing="")
 
         def show(step: Mapping[str, Any]) -> None:
-            standing = f"loss {step['loss']:.3f}, epsilon {step['epsilon']:.3f} at delta {delta:g}"
-            bars.update(task, description="Training", completed=step["step"], total=step["steps"], standing=standing)
+            done, total = step["step"], step["steps"]
+            bars.update(task, description="Training", completed=done, total=total, standing=_standing(step, delta))
 
         yield show
+
+
+def _lines(delta: float) -> Stepped:
+    """A line every quarter of a minute, and none for what is done sooner: logs stay short."""
+    began = last = time.monotonic()
+
+    def show(step: Mapping[str, Any]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < SECONDS_BETWEEN_LINES:
+            return
+        last = now
+        done, total = step["step"], step["steps"]
+        left = (now - began) / done * (total - done)
+        print(f"Training {done}/{total}: {_standing(step, delta)}, {left:.0f} s left", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _standing(step: Mapping[str, Any], delta: float) -> str:
+    return f"loss {step['loss']:.3f}, epsilon {step['epsilon']:.3f} at delta {delta:g}"

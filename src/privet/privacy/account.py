@@ -1,4 +1,4 @@
-"""What `privet account` answers: the cost of a run before it is run, or the noise that a budget needs."""
+"""What `privet account` answers: of a run's batch size, noise, steps and epsilon, the one that is left out."""
 
 from __future__ import annotations
 
@@ -20,26 +20,45 @@ class Account:
 
     Attributes:
         spent: the full statement.
-        noise_multiplier: given, or calibrated to a target epsilon.
-        rate: expected batch size over examples.
+        examples: how many records there are.
+        batch_size: how many a step samples on average.
+        noise_multiplier: noise over clipping norm.
         steps: how many steps.
         accountant: the accountant's short name.
-        warnings: sentences that the user should see.
+        left_out: which of these was computed: "epsilon", "noise_multiplier", "steps" or "batch_size".
     """
 
     spent: Spent
+    examples: int
+    batch_size: int
     noise_multiplier: float
-    rate: float
     steps: int
     accountant: str
-    warnings: tuple[str, ...] = ()
+    left_out: str
+
+    @property
+    def rate(self) -> float:
+        return self.batch_size / self.examples
 
     @property
     def event(self) -> Event:
-        return PoissonSampled(self.rate, Gaussian(self.noise_multiplier)) * self.steps
+        return _run(self.rate, self.noise_multiplier, self.steps)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences that the user should see."""
+        if self.spent.delta * self.examples < 1:
+            return ()
+        return (
+            f"delta = {self.spent.delta:g} is not below 1/N = {1 / self.examples:g}. By convention delta is well below one over "
+            "the number of records: a mechanism that publishes a random record whole has delta = 1/N.",
+        )
 
     def __str__(self) -> str:
-        return f"noise multiplier {self.noise_multiplier:.6g}, {self.steps} steps at rate {self.rate:.6g}: {self.spent}"
+        return (
+            f"noise multiplier {self.noise_multiplier:.6g}, {self.steps} steps of {self.batch_size} of {self.examples} "
+            f"records on average: {self.spent}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The answer for --json; an infinite epsilon is null, as JSON has no infinity."""
@@ -49,83 +68,100 @@ class Account:
             "delta": self.spent.delta,
             "noise_multiplier": self.noise_multiplier,
             "steps": self.steps,
-            "sampling_rate": self.rate,
             "accountant": self.accountant,
             "relation": self.spent.relation.value,
             "guarantee": str(self.spent.guarantee),
-            "warnings": list(self.warnings),
+            **({"batch_size": self.batch_size} if self.left_out == "batch_size" else {}),
         }
 
 
 def account(
     *,
     examples: int,
-    batch_size: int,
     delta: float,
+    batch_size: int | None = None,
     noise_multiplier: float | None = None,
-    epsilon: float | None = None,
     steps: int | None = None,
     epochs: float | None = None,
+    epsilon: float | None = None,
     accountant: str = "pld",
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> Account:
-    """The epsilon of a run with `noise_multiplier`, or the least noise multiplier for `epsilon`.
+    """A run with the one of batch size, noise, steps and epsilon that is left out: what it costs, or what a budget allows.
 
     Args:
         examples: how many records there are.
-        batch_size: how many a step samples on average.
         delta: the delta of the statement.
-        noise_multiplier: noise over clipping norm; or give `epsilon`.
-        epsilon: a target, never overshot; or give `noise_multiplier`.
-        steps: how many steps; or give `epochs`.
-        epochs: how many times the data is passed on average; or give `steps`.
+        batch_size: how many a step samples on average; left out, the most for `epsilon`.
+        noise_multiplier: noise over clipping norm; left out, the least for `epsilon`.
+        steps: how many steps; left out together with `epochs`, the most for `epsilon`.
+        epochs: how many times the data is passed on average, in place of `steps`.
+        epsilon: a target, never overshot; left out, what the run costs.
         accountant: one of `accountant_names()`.
         relation: "add-remove" or "replace-one".
     """
     interpreter, kind = accountant_named(accountant), Relation.of(relation)
-    rate = _rate(examples, batch_size)
-    count = _steps(examples, batch_size, steps, epochs)
-    if not 0 < delta < 1:
-        raise InputError(f"delta must be above 0 and below 1, and is {delta!r}.")
-    if (noise_multiplier is None) == (epsilon is None):
-        raise InputError("Give either the noise multiplier or a target epsilon, not both.")
-    if noise_multiplier is not None:
-        if not 0 <= noise_multiplier < math.inf:
-            raise InputError(f"The noise multiplier must be a number of at least 0, and is {noise_multiplier!r}.")
-        sigma = float(noise_multiplier)
-    else:
-        assert epsilon is not None
-        sigma = Budget(epsilon, delta, kind, interpreter).noise_multiplier(rate, count)
-    event = PoissonSampled(rate, Gaussian(sigma)) * count
-    warnings = (
-        (
-            f"delta = {delta:g} is not below 1/N = {1 / examples:g}. By convention delta is well below one over the number of "
-            "records: a mechanism that publishes a random record whole has delta = 1/N.",
+    _check(examples, batch_size, noise_multiplier, steps, epochs, delta)
+    given = {
+        "batch_size": batch_size,
+        "noise_multiplier": noise_multiplier,
+        "steps": steps or epochs,
+        "epsilon": epsilon,
+    }
+    left_out = [name for name, value in given.items() if value is None]
+    if len(left_out) != 1:
+        raise InputError(
+            "Leave out exactly one of the batch size, the noise, the steps (or epochs) and epsilon: "
+            "it is computed from the others."
         )
-        if delta * examples >= 1
-        else ()
-    )
-    return Account(interpreter.spent(event, delta, kind), sigma, rate, count, interpreter.key, warnings)
+    if epsilon is not None:
+        budget = Budget(epsilon, delta, kind, interpreter)
+        if batch_size is None:
+            assert noise_multiplier is not None
+            batch_size = budget.batch_size(examples, noise_multiplier, steps=steps, epochs=epochs)
+        elif noise_multiplier is None:
+            count = _steps(examples, batch_size, steps, epochs)
+            noise_multiplier = budget.noise_multiplier(batch_size / examples, count)
+        else:
+            steps = budget.steps(batch_size / examples, noise_multiplier)
+    assert batch_size is not None and noise_multiplier is not None
+    count = _steps(examples, batch_size, steps, epochs)
+    spent = interpreter.spent(_run(batch_size / examples, noise_multiplier, count), delta, kind)
+    return Account(spent, examples, batch_size, float(noise_multiplier), count, interpreter.key, left_out[0])
 
 
-def _rate(examples: int, batch_size: int) -> float:
-    if examples < 1:
-        raise InputError(f"There must be at least one example, not {examples}.")
-    if batch_size < 1:
-        raise InputError(f"The batch size must be at least 1, and is {batch_size}.")
-    if batch_size > examples:
-        raise InputError(f"A batch of {batch_size} is larger than the {examples} examples it is drawn from.")
-    return batch_size / examples
+def _run(rate: float, noise_multiplier: float, steps: int) -> Event:
+    return PoissonSampled(rate, Gaussian(noise_multiplier)) * steps
 
 
 def _steps(examples: int, batch_size: int, steps: int | None, epochs: float | None) -> int:
-    if (steps is None) == (epochs is None):
-        raise InputError("Give either the number of steps or of epochs, not both.")
     if steps is not None:
-        if steps < 1:
-            raise InputError(f"A run has at least one step, not {steps}.")
         return int(steps)
     assert epochs is not None
-    if not 0 < epochs < math.inf:
-        raise InputError(f"The number of epochs must be positive, and is {epochs!r}.")
     return steps_of(examples, batch_size, epochs)
+
+
+def _check(
+    examples: int,
+    batch_size: int | None,
+    noise_multiplier: float | None,
+    steps: int | None,
+    epochs: float | None,
+    delta: float,
+) -> None:
+    if examples < 1:
+        raise InputError(f"There must be at least one example, not {examples}.")
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"The batch size must be at least 1, and is {batch_size}.")
+    if batch_size is not None and batch_size > examples:
+        raise InputError(f"A batch of {batch_size} is larger than the {examples} examples it is drawn from.")
+    if noise_multiplier is not None and not 0 <= noise_multiplier < math.inf:
+        raise InputError(f"The noise multiplier must be a number of at least 0, and is {noise_multiplier!r}.")
+    if steps is not None and epochs is not None:
+        raise InputError("Give either the number of steps or of epochs, not both.")
+    if steps is not None and steps < 1:
+        raise InputError(f"A run has at least one step, not {steps}.")
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise InputError(f"The number of epochs must be positive, and is {epochs!r}.")
+    if not 0 < delta < 1:
+        raise InputError(f"delta must be above 0 and below 1, and is {delta!r}.")

@@ -89,6 +89,12 @@ class Budget:
         """The largest expected batch of Poisson sampling, for a number of steps or of epochs."""
         if (steps is None) == (epochs is None):
             raise InputError("Give either steps or epochs.")
+        if examples < 1:
+            raise InputError(f"There must be at least one example, not {examples!r}.")
+        if steps is not None:
+            _require_steps(steps)
+        if epochs is not None and not 0 < epochs < math.inf:
+            raise InputError(f"The number of epochs must be positive, and is {epochs!r}.")
 
         def event(size: int) -> Event:
             count = steps if steps is not None else steps_of(examples, size, epochs or 0.0)

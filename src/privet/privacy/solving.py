@@ -36,12 +36,15 @@ def least_within(cost: Callable[[float], float], limit: float, guess: float, wha
         else:
             bad = (x, value)
             if x >= _MOST:
-                break
+                raise InputError(
+                    f"No {what} keeps epsilon within {limit:g}: however large it is, epsilon stays at {value:.3g}. "
+                    "Another accountant may state less; otherwise a larger epsilon has to do."
+                )
         if bad and good and good[0] / bad[0] < 1 + 1e-12:
             return good[0]
         x = _next(bad, good, aim)
     if good is None:
-        raise InputError(f"No {what} keeps epsilon within {limit:g}: what else is spent already costs more.")
+        raise InputError(f"No {what} was found that keeps epsilon within {limit:g}.")
     return good[0]
 
 

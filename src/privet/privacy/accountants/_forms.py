@@ -15,6 +15,7 @@ from privet.privacy.events import (
     Laplace,
     NoisyVotes,
     Nothing,
+    PoissonSampled,
     PublishedClaim,
     PureEpsilon,
     RandomizedResponse,
@@ -35,7 +36,7 @@ def bare(event: Event) -> Event:
 def gaussian_multiplier(event: Event, relation: Relation) -> float | None:
     """Standard deviation over sensitivity if the event is one joint Gaussian release, else None.
 
-    Several Gaussian releases of the same sample are one: 1/sigma^2 adds up.
+    Several Gaussian releases of the same sample are one: 1/sigma^2 adds up. A sample at rate 1 is everything.
     """
     match bare(event):
         case Gaussian(noise_multiplier=sigma):
@@ -45,6 +46,8 @@ def gaussian_multiplier(event: Event, relation: Relation) -> float | None:
         case NoisyVotes(noise_multiplier=sigma, noise="gaussian"):
             return sigma / math.sqrt(2)
         case ShuffledEpoch(event=inner) if relation is Relation.REPLACE_ONE:
+            return gaussian_multiplier(inner, relation)
+        case PoissonSampled(rate=1, event=inner):
             return gaussian_multiplier(inner, relation)
         case Repeated(event=inner, count=count):
             single = gaussian_multiplier(inner, relation)

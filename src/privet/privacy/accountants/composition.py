@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 from privet.privacy.accountants._base import Accountant, Tally
 from privet.privacy.accountants._pieces import Piece, best_split, piece_of, pieces_of
+from privet.privacy.accountants.gdp import gdp_epsilon
 from privet.privacy.events import Event
 from privet.privacy.guarantees import Claimed, Guarantee, Proved
 from privet.privacy.pld.engine import epsilon_of
@@ -110,7 +112,8 @@ class Optimal(_Theorem):
     """The least epsilon that any theorem can give that knows only each step's (epsilon, delta).
 
     Formal guarantees: the composition of randomised responses, which dominate the steps (Kairouz, Oh and Viswanath 2015),
-    also where the epsilons differ; computed as a privacy loss distribution, from above.
+    also where the epsilons differ; computed as a privacy loss distribution, from above. How delta is divided between the
+    steps and the theorem is chosen by a normal approximation, within about 1 % of the best: any division is a bound.
     """
 
     key: ClassVar[str] = "optimal"
@@ -119,12 +122,30 @@ class Optimal(_Theorem):
     def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
         pieces = pieces_of(events, relation)
 
-        def cost(each: float, slack: float) -> float:
+        def bounded(each: float, slack: float, composed: Callable[[Singles, float], float]) -> float:
             singles = [(self._single(piece, each), piece.count) for piece in pieces]
             if any(single > 300 for single, _ in singles):
                 return math.inf
-            pairs = [(response_pair(single), count) for single, count in singles if single > 0]
             plain = math.fsum(single * count for single, count in singles)
-            return plain if slack <= 0 else min(plain, epsilon_of(pairs, slack).epsilon)
+            return plain if slack <= 0 else min(plain, composed(singles, slack))
 
-        return best_split(pieces, delta, cost)
+        return best_split(
+            pieces,
+            delta,
+            lambda each, slack: bounded(each, slack, _composed_responses),
+            lambda each, slack: bounded(each, slack, _nearly_composed_responses),
+        )
+
+
+Singles = list[tuple[float, int]]
+
+
+def _composed_responses(singles: Singles, delta: float) -> float:
+    return epsilon_of([(response_pair(single), count) for single, count in singles if single > 0], delta).epsilon
+
+
+def _nearly_composed_responses(singles: Singles, delta: float) -> float:
+    """As if the sum of the losses were normal: no bound, but near enough to choose a division of delta by."""
+    mean = math.fsum(count * single * math.tanh(single / 2) for single, count in singles)
+    variance = math.fsum(count * (single / math.cosh(single / 2)) ** 2 for single, count in singles)
+    return mean - variance / 2 + gdp_epsilon(math.sqrt(variance), delta) if variance > 0 else mean

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -90,10 +93,23 @@ def divergences(leaf: Event, relation: Relation, orders: tuple[float, ...]) -> t
     accountant = RdpAccountant(orders, _relation(relation))
     if not accountant.supports(google):
         return known
-    direct = tuple(accountant.compose(google).rdp)
+    with _quietly():
+        direct = tuple(accountant.compose(google).rdp)
     if known is None or not isinstance(event, GroupedL2):
         return direct
     return tuple(min(one, other) for one, other in zip(direct, known, strict=True))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """dp-accounting warns of each order at which its series does not converge; it leaves the order out, which is safe."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _relation(relation: Relation) -> NeighboringRelation:

@@ -28,6 +28,8 @@ _DELTA_TOLERANCE = 1e-3
 """The same for delta, relative to delta."""
 _MOST_CELLS = 1 << 20
 _FIRST_CELLS = 512
+_FEWEST_CELLS = 32
+_FIRST_POINTS = 1 << 17
 _THIN_CELLS = 2048
 _TRUNCATED = 1e-4
 """The share of delta that is given to truncated tails."""
@@ -51,8 +53,9 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> Answ
         return Answer(0.0, 0.0)
     sides = (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
     infinite = max(math.fsum(count * pair.infinite[side] for pair, count in pairs) for side in sides)
+    ceiling = _ceiling(pairs)
     if delta <= infinite:
-        return Answer(_ceiling(pairs) if delta == infinite else math.inf, 0.0)
+        return Answer(ceiling if delta == infinite else math.inf, 0.0)
     worst = Answer(0.0, 0.0)
     for side in sides:
         if side and _one_side(pairs, delta, side, 16 * tolerance, worst.epsilon).epsilon <= worst.epsilon:
@@ -60,7 +63,7 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> Answ
             continue
         found = _one_side(pairs, delta, side, tolerance, worst.epsilon)
         worst = found if found.epsilon > worst.epsilon else worst
-    return worst
+    return worst if worst.epsilon < ceiling else Answer(ceiling, 0.0)
 
 
 def delta_of(pairs: Pairs, epsilon: float) -> float:
@@ -95,6 +98,10 @@ def _one_side(pairs: Pairs, delta: float, side: int, tolerance: float, floor: fl
             break
         step = _finer(step, tolerance * proved / error, order, finest)
     found = _solve(grids, side, delta, at)
+    while found >= proved and all(cells.divisible for cells, _ in grids):
+        # Too many points to compose, so that only the moment's bound is left: a coarser grid proves more.
+        grids, step = [(cells.coarser, count) for cells, count in grids], 2 * step
+        found = min(found, _solve(grids, side, delta, at))
     for _ in range(8):
         if found > 0.5 * proved or found <= floor or step <= finest or error <= 2 * tolerance * found:
             break
@@ -199,7 +206,9 @@ def _widest(pairs: Pairs, tail: float) -> float:
 
 
 def _first_step(pairs: Pairs, tail: float) -> float:
-    return _rounded(_widest(pairs, tail) / _FIRST_CELLS)
+    # The sum of T losses is about sqrt T cells wide for each cell of one loss: a grid too fine to compose proves little.
+    steps = sum(count for _, count in pairs)
+    return _rounded(_widest(pairs, tail) / max(_FEWEST_CELLS, min(_FIRST_CELLS, _FIRST_POINTS / math.sqrt(steps))))
 
 
 def _finest_step(pairs: Pairs, tail: float) -> float:

@@ -15,6 +15,7 @@ from scipy.special import betainc, gammainccinv, gammaincinv, gammaln
 from privet.privacy.pld.pairs import Array, Span
 
 _NODES = 240
+_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class IsotropicPair:
     """Noise of density ~ exp(-|z|_2) in `dimension` >= 2 coordinates, moved by a vector of length `shift`.
 
     Formal guarantees: dominates every shift of at most that length: along a line the density is log-concave, so the loss is
-    monotone in the shift. The masses come from a quadrature over the radius, not from a closed form: 1e-13 of infinite loss
-    stands for its rounding.
+    monotone in the shift. The masses come from a quadrature over the radius, not from a closed form: 1e-13 of the largest
+    loss, in either direction, stands for its rounding.
     """
 
     shift: float
     dimension: int
     symmetric: bool = True
-    infinite: tuple[float, float] = (1e-13, 1e-13)
+    infinite: tuple[float, float] = (0.0, 0.0)
 
     def span(self, tail: float) -> Span:
         return Span(-self.shift, self.shift, low_closed=True, high_closed=True)
@@ -40,7 +41,10 @@ class IsotropicPair:
         # Q is P mirrored: Q[L <= -t] = P[L >= t].
         below = self._above(-edges)
         q = np.diff(np.concatenate(([0.0], below, [1.0])))
-        return np.maximum(p, 0.0), np.maximum(q, 0.0)
+        p, q = np.maximum(p, 0.0), np.maximum(q, 0.0)
+        p[np.searchsorted(edges, self.shift)] += _ROUNDING
+        q[np.searchsorted(edges, -self.shift)] += _ROUNDING
+        return p, q
 
     def _above(self, losses: Array) -> Array:
         """P[L > t] for each t."""
