@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from privet.clipping import FlatClipping
 from privet.errors import PrivetError
 from privet.gradients import Engine
 
@@ -43,3 +44,16 @@ def test_a_second_backward_pass_is_refused() -> None:
         loss.backward(retain_graph=True)
         with pytest.raises(PrivetError, match="second backward"):
             loss.backward()
+
+
+def test_gradients_that_were_clipped_are_gone_and_say_so() -> None:
+    model = nn.Linear(3, 2)
+    with Engine(model) as engine:
+        model(torch.randn(4, 3)).square().sum().backward()
+        gradients = engine.gradients()
+        kept = weakref.ref(gradients.uses[0])
+        FlatClipping(1.0).clip(gradients)
+        assert kept() is None
+        for ask in (gradients.instantiate, lambda: gradients.weighted_sum(torch.ones(4))):
+            with pytest.raises(PrivetError, match="clip each batch once"):
+                ask()

@@ -49,7 +49,7 @@ class AdaptiveClipping:
 
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
         norms = gradients.total_squared_norms().sqrt()
-        tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm))
+        tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
         scales: dict[str, torch.Tensor | float] = dict.fromkeys(tensors, self.max_grad_norm / math.sqrt(1 - self.share))
         below = torch.where(norms <= self.max_grad_norm, 0.5, -0.5)
         tensors[COUNT] = below[~gradients.bad].sum()

@@ -22,6 +22,6 @@ class AutomaticClipping:
 
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
         norms = gradients.total_squared_norms().sqrt()
-        tensors = gradients.weighted_sum(self.max_grad_norm / (norms + self.stability))
+        tensors = gradients.weighted_sum(self.max_grad_norm / (norms + self.stability), last=True)
         scales = dict.fromkeys(tensors, self.max_grad_norm)
         return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, int(gradients.bad.sum()))

@@ -41,7 +41,7 @@ class EllipticalClipping:
             odd = sorted(set(self.diagonal) ^ set(gradients.names))
             raise InputError(f"The diagonal does not match the model's parameters; they differ in: {', '.join(odd)}.")
         norms = gradients.scaled_squared_norms(self.diagonal).sqrt()
-        tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm))
+        tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
         scales = {name: self.max_grad_norm / self.diagonal[name] for name in tensors}
         longest = self.max_grad_norm / min(float(d.min()) for d in self.diagonal.values())
         return BoundedSum(tensors, longest, scales, gradients.records, int(gradients.bad.sum()))

@@ -20,6 +20,6 @@ class FlatClipping:
 
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
         norms = gradients.total_squared_norms().sqrt()
-        tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm))
+        tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
         scales = dict.fromkeys(tensors, self.max_grad_norm)
         return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, int(gradients.bad.sum()))

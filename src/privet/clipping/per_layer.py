@@ -45,7 +45,7 @@ class PerLayerClipping:
         for layer, names in layers.items():
             factors = clipping_factors(total_norms({n: squared[n] for n in names}), bounds[layer])
             weights.update(dict.fromkeys(names, factors))
-        tensors = gradients.weighted_sum(weights)
+        tensors = gradients.weighted_sum(weights, last=True)
         # Each layer's noise in proportion to its own norm: sum over layers of (norm / scale)^2 is 1.
         scales = {name: bounds[layer_of(name)] * math.sqrt(len(layers)) for name in tensors}
         joint = math.sqrt(sum(bound**2 for bound in bounds.values()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from privet.errors import PrivetError
 from privet.gradients.norms import squared_norms
 from privet.gradients.recorder import Pass, Recorder
 from privet.gradients.use import CHUNK_BYTES, Budget, Use
@@ -35,6 +36,7 @@ class PerExampleGradients:
         self._groups = tuple(self._find_groups())
         self._squared_norms: dict[str, Tensor] | None = None
         self._total = torch.empty(0)
+        self._spent = False
         self.bad = torch.zeros(self.records, dtype=torch.bool)
 
     def squared_norms(self) -> dict[str, Tensor]:
@@ -56,8 +58,13 @@ class PerExampleGradients:
         self.squared_norms()
         return self._total
 
-    def weighted_sum(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For each parameter, the sum over the records of weight times gradient."""
+    def weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, last: bool = False) -> dict[str, Tensor]:
+        """For each parameter, the sum over the records of weight times gradient.
+
+        With `last` each layer's gradients are forgotten as soon as they are summed, so that their memory can hold the
+        sums; nothing can be asked afterwards.
+        """
+        self._check_held()
         self.squared_norms()  # finds the records that must not take part
         by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else dict(weights)
         # Names that shared a weight still do: what they share is computed once.
@@ -66,12 +73,19 @@ class PerExampleGradients:
         scaled = {name: once[id(weight)] for name, weight in by_name.items()}
         total: dict[str, Tensor] = {}
         with torch.no_grad():
-            for use in self.uses:
+            uses = deque(self.uses)
+            if last:
+                self._spent, self.uses, self._groups = True, (), ()
+            while uses:
+                use = uses.popleft()
                 self._add_weighted(use, scaled, total)
+                if last:
+                    del self._sources[use], use
         return {n: total[n] if n in total else torch.zeros_like(p) for n, p in self._parameters.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """All per-example gradients, ``(records, *shape)`` for each parameter: for small models, tests and audits."""
+        self._check_held()
         self.squared_norms()
         whole = {n: torch.zeros(self.records, *p.shape, dtype=p.dtype) for n, p in self._parameters.items()}
         with torch.no_grad():
@@ -83,6 +97,7 @@ class PerExampleGradients:
 
     def scaled_squared_norms(self, scales: Mapping[str, Tensor]) -> Tensor:
         """The squared norm of every record's gradient after multiplying it elementwise by `scales`."""
+        self._check_held()
         self.squared_norms()
         total = torch.zeros(self.records, dtype=torch.float64)
         with torch.no_grad():
@@ -91,6 +106,10 @@ class PerExampleGradients:
                     for name, gradient in gradients.items():
                         total[rows] += squared_norms(gradient * scales[name])
         return total * self._scale**2
+
+    def _check_held(self) -> None:
+        if self._spent:
+            raise PrivetError("These gradients were summed for the last time already: clip each batch once.")
 
     # --- how --------------------------------------------------------------------------------------------------------
 

@@ -150,9 +150,8 @@ class Recorder(TorchFunctionMode):
                     "A second backward pass went through the same forward pass: add the losses up and call backward once."
                 )
             self.before_receive(current)
-            with torch.no_grad():
-                # Without its history: what a use keeps would keep the graph alive, and the graph the use.
-                waiting[0].receive(tuple(t.detach() for t in saved), grad, current.budget)
+            # Without its history: what a use keeps would keep the graph alive, and the graph the use.
+            waiting[0].receive(tuple(t.detach() for t in saved), grad, current.budget)
             current.received.append(waiting.pop())
 
         return receive

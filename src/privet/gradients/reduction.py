@@ -48,19 +48,21 @@ class SampledOutput:
         if self.gradients is None:
             return None
         # In numpy: for a few small rows, a call of torch costs more than its work.
-        gradients, logits = self.gradients.double().numpy(), self.logits.double().numpy()
-        size = np.abs(gradients).sum(1)
-        counted = (size > 0) & np.isfinite(size)
-        gradients, logits = gradients[counted], logits[counted]
-        if len(gradients) == 0:
-            return None
+        gradients, logits = self.gradients.numpy().astype(np.float64), self.logits.numpy().astype(np.float64)
+        sizes = np.abs(gradients).sum(1)
+        if not 0 < sizes.min() <= sizes.max() < np.inf:
+            counted = (sizes > 0) & np.isfinite(sizes)
+            gradients, logits, sizes = gradients[counted], logits[counted], sizes[counted]
+            if len(gradients) == 0:
+                return None
         # The gradient of one row is (softmax - onehot) / divisor.
         errors = np.exp(logits - logits.max(1, keepdims=True))
         errors /= errors.sum(1, keepdims=True)
-        errors[np.arange(len(errors)), gradients.argmin(1)] -= 1
-        divisor = float(np.abs(errors).sum() / np.abs(gradients).sum())
+        errors[range(len(errors)), gradients.argmin(1)] -= 1
+        size = np.abs(errors)
+        divisor = float(size.sum() / sizes.sum())
         furthest = np.abs(gradients * divisor - errors).max()
-        return divisor if furthest <= 1e-3 * np.abs(errors).max() else None
+        return divisor if furthest <= 1e-3 * size.max() else None
 
 
 def _sampled_rows(out: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def _one_direction(
     bias_ih, bias_hh = others[:2] if len(others) > 1 else (None, None)
     weight_hr = others[-1] if len(others) % 2 else None
     kind, rows = _KINDS[op.name.removesuffix("_cell")], x.shape[:2]
-    shared: dict[str, Tensor] = {}
+    shared: dict[str, Any] = {}
     way = Direction(
         weight_ih=weight_ih.detach(),
         weight_hh=weight_hh.detach(),
@@ -131,7 +131,7 @@ def _receiver(
     bias: Tensor | None,
     steps_and_rows: torch.Size,
     place: Position,
-    shared: dict[str, Tensor],
+    shared: dict[str, Any],
 ) -> Receive | None:
     slots = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None and op.tracks(t)}
     if not slots:
@@ -147,7 +147,7 @@ class Gates(Linear):
     """A weight of a recurrent layer: a linear map on the sequence of its inputs or its states."""
 
     operation: str
-    shared: dict[str, Tensor]
+    shared: dict[str, Any]
     """What depends on the gates' gradient alone, for the two weights whose gates add up."""
 
     @property
@@ -163,14 +163,15 @@ class Gates(Linear):
     def summed_grad(self) -> Tensor:
         if self.sums is None:
             self.sums = self.shared.get("sums")
-        self.shared["sums"] = super().summed_grad()
-        return self.shared["sums"]
+        self.shared["sums"] = sums = super().summed_grad()
+        return sums
 
-    def grad_gram(self) -> Tensor:
-        if "gram" in self.shared:
-            return self.shared.pop("gram")
-        self.shared["gram"] = super().grad_gram()
-        return self.shared["gram"]
+    def grad_gram(self) -> list[Tensor]:
+        known: list[Tensor] | None = self.shared.pop("gram", None)
+        if known is not None:
+            return known
+        self.shared["gram"] = gram = super().grad_gram()
+        return gram
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
