@@ -2,8 +2,30 @@
 
 from privet.audit.black_box import mechanism
 from privet.audit.bounds import ClopperPearson, Counts, GaussianTradeOff, OneRun, ceiling
+from privet.audit.canaries import Canaries, mislabelled, out_of_distribution
 from privet.audit.claim import Claim
+from privet.audit.guessing import audit_guesses
 from privet.audit.one_step import step
 from privet.audit.result import Audit
+from privet.audit.threshold import audit_scores
+from privet.audit.trained import trainer
+from privet.audit.whole_run import training
 
-__all__ = ["Audit", "Claim", "ClopperPearson", "Counts", "GaussianTradeOff", "OneRun", "ceiling", "mechanism", "step"]
+__all__ = [
+    "Audit",
+    "Canaries",
+    "Claim",
+    "ClopperPearson",
+    "Counts",
+    "GaussianTradeOff",
+    "OneRun",
+    "audit_guesses",
+    "audit_scores",
+    "ceiling",
+    "mechanism",
+    "mislabelled",
+    "out_of_distribution",
+    "step",
+    "trainer",
+    "training",
+]

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from privet.errors import InputError
 from privet.privacy import Gaussian, PoissonSampled, accountant_named
@@ -166,11 +166,11 @@ class OneRun:
     def p_value(self, epsilon: float, correct: int, guesses: int, canaries: int) -> float:
         """How likely at most so many right guesses are under (epsilon, delta)-DP."""
         q = special.expit(epsilon)
-        beta = float(stats.binom.sf(correct - 1, guesses, q))
+        beta = float(_at_least(np.array(correct), guesses, q))
         if correct == 0 or self.delta == 0:
             return beta
         steps = np.arange(1, correct + 1)
-        gain = float(np.max((stats.binom.sf(correct - steps - 1, guesses, q) - beta) / steps))
+        gain = float(np.max((_at_least(correct - steps, guesses, q) - beta) / steps))
         return min(1.0, beta + 2 * canaries * self.delta * gain)
 
     def ceiling(self, guesses: int, canaries: int) -> float:
@@ -189,6 +189,13 @@ def _upper(events: NDArray[np.integer], trials: int, level: float) -> Array:
     with np.errstate(invalid="ignore"):
         bound = special.betaincinv(events + 1.0, np.maximum(trials - events, 1e-300), 1 - level)
     result: Array = np.where(events >= trials, 1.0, bound)
+    return result
+
+
+def _at_least(successes: NDArray[np.integer], trials: int, probability: float) -> Array:
+    """The chance of at least so many successes."""
+    tail = special.betainc(np.maximum(successes, 1), trials - np.maximum(successes, 1) + 1, probability)
+    result: Array = np.where(successes <= 0, 1.0, tail)
     return result
 
 

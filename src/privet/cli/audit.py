@@ -1,0 +1,128 @@
+"""`privet audit`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privet.cli.program import AsJson, app
+from privet.errors import InputError
+
+if TYPE_CHECKING:
+    from privet.audit import Audit
+    from privet.privacy import Ledger
+
+FILE = "audit.json"
+
+
+class Method(StrEnum):
+    """What can be audited by its name."""
+
+    dpsgd = "dpsgd"
+
+
+class Clip(StrEnum):
+    """A way of clipping, or each of them."""
+
+    every = "every"
+    flat = "flat"
+    per_layer = "per-layer"
+    automatic = "automatic"
+    adaptive = "adaptive"
+    elliptical = "elliptical"
+
+
+@app.command("audit", epilog="Example:  privet audit --method dpsgd --noise 1.1 --rate 0.01 --steps 1000")
+def audit(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run, to audit what it did.")
+    ] = None,
+    method: Annotated[Method | None, typer.Option(help="Or the method to audit, without a run.")] = None,
+    clipping: Annotated[Clip, typer.Option(help="Which way of clipping, of one step.")] = Clip.every,
+    noise: Annotated[float, typer.Option(help="The noise over the clipping norm.")] = 1.0,
+    rate: Annotated[float, typer.Option(help="The probability that a record is in a step.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="Above 1: also a whole training of so many steps.", min=1)] = 1,
+    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
+    draws: Annotated[
+        int, typer.Option(help="Releases of one step with, and as many without, a record.", min=40)
+    ] = 20_000,
+    canaries: Annotated[int, typer.Option(help="Canaries of a whole training.", min=8)] = 1000,
+    confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.99,
+    seed: Annotated[int, typer.Option(help="Of the audit.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Bound epsilon from below by attacking the mechanism itself; ends with 1 if a claim is refuted.
+
+    An audit runs the code that trains, on the records that tell the most, and sees everything that it releases. Of a
+    run it audits one step and the whole training with the noise, sampling and steps of its ledger, and
+    writes audit.json into its folder.
+    """
+    if (run is None) == (method is None):
+        raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
+    from privet.audit import training
+
+    kinds = [Clip.flat] if run is not None else list(Clip)[1:] if clipping is Clip.every else [clipping]
+    if run is not None:
+        delta, rate, noise, steps = _recorded(run)
+    found = [_one_step(kind.value, noise, rate, delta, draws, confidence, seed) for kind in kinds]
+    if steps > 1:
+        whole = training(
+            rate=rate,
+            noise_multiplier=noise,
+            steps=steps,
+            delta=delta,
+            canaries=canaries,
+            confidence=confidence,
+            name=f"DP-SGD, {steps:,} steps",
+            seed=seed,
+        )
+        found.append(whole)
+    _say(found, run, as_json)
+
+
+def _one_step(kind: str, noise: float, rate: float, delta: float, draws: int, confidence: float, seed: int) -> Audit:
+    from privet.audit import step
+    from privet.audit.one_step import clippings
+
+    name = f"One step of DP-SGD, {kind} clipping"
+    settings = {"rate": rate, "delta": delta, "draws": draws, "confidence": confidence}
+    return step(clippings()[kind], noise, name=name, seed=seed, **settings)  # type: ignore[arg-type]
+
+
+def _recorded(run: Path) -> tuple[float, float, float, int]:
+    """The delta, rate, noise and steps of a run of equal DP-SGD steps, from its ledger."""
+    from privet.privacy import Gaussian, PoissonSampled
+    from privet.report import RunRecord
+
+    record = RunRecord.read(run)
+    ledger: Ledger = record.open_ledger(run)
+    events = list(ledger)
+    if len(events) == 1:
+        (event, steps), rate = events[0], 1.0
+        if isinstance(event, PoissonSampled):
+            rate, event = event.rate, event.event
+        if isinstance(event, Gaussian):
+            return record.delta, rate, event.noise_multiplier, steps
+    raise InputError(
+        f"{run}: only runs whose ledger holds equal steps of (sampled) Gaussian noise can be audited again; "
+        f"audit other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."
+    )
+
+
+def _say(found: list[Audit], run: Path | None, as_json: bool) -> None:
+    plain = json.dumps([one.to_dict() for one in found], indent=1, allow_nan=False)
+    if run is not None:
+        from privet.report.record import write_whole
+
+        write_whole(run / FILE, plain + "\n")
+    if as_json:
+        typer.echo(plain)
+    else:
+        for one in found:
+            typer.echo(str(one))
+    if any(one.refuted for one in found):
+        raise typer.Exit(1)

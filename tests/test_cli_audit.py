@@ -1,0 +1,71 @@
+"""`privet audit` as a user meets it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from privet.cli import app
+from privet.privacy import Gaussian, Laplace, Ledger
+from privet.report import RunRecord
+from tests.report.conftest import private_run
+
+
+def privet(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def test_every_clipping_is_audited_and_said_in_a_sentence():
+    page = privet("audit", "--method", "dpsgd", "--draws", 400)
+    assert page.exit_code == 0, page.output
+    lines = page.stdout.splitlines()
+    kinds = ["flat", "per-layer", "automatic", "adaptive", "elliptical"]
+    assert [line.split(":")[0] for line in lines] == [f"One step of DP-SGD, {kind} clipping" for kind in kinds]
+    assert all(line.endswith("Verdict: consistent.") for line in lines)
+
+
+def test_a_program_gets_json_of_a_step_and_of_a_training():
+    page = privet(
+        "audit", "--method", "dpsgd", "--clipping", "flat", "--steps", 5, "--rate", 0.5, "--draws", 400, "--json"
+    )
+    one, whole = json.loads(page.stdout)
+    assert one["mechanism"] == "One step of DP-SGD, flat clipping"
+    assert whole["mechanism"] == "DP-SGD, 5 steps"
+    assert one["lower_bound"] <= one["claimed_epsilon"] < whole["claimed_epsilon"]
+    assert not one["refuted"] and not whole["refuted"]
+
+
+def test_a_refuted_claim_ends_with_one(monkeypatch):
+    from privet.noise import GaussianNoise
+
+    monkeypatch.setattr(GaussianNoise, "event", lambda self: Gaussian(5 * self.multiplier))
+    page = privet("audit", "--method", "dpsgd", "--clipping", "flat", "--draws", 4000)
+    assert page.exit_code == 1
+    assert "Verdict: refuted at 99 %." in page.stdout
+
+
+def test_a_run_is_audited_with_what_its_ledger_holds(tmp_path):
+    record = private_run(tmp_path)
+    record.write(tmp_path)
+    page = privet("audit", tmp_path, "--draws", 400, "--canaries", 100)
+    assert page.exit_code == 0, page.output
+    one, whole = json.loads((tmp_path / "audit.json").read_text())
+    spent = RunRecord.read(tmp_path).open_ledger(tmp_path).spent(record.delta)
+    assert whole["claimed_epsilon"] == pytest.approx(spent.epsilon)
+    assert "Poisson sampling" in one["claim"]
+
+
+def test_what_cannot_be_audited_is_a_sentence_and_two(tmp_path):
+    neither = privet("audit")
+    assert neither.exit_code == 2
+    assert "Give either the folder of a run or --method" in neither.stderr
+    record = private_run(tmp_path)
+    (tmp_path / "ledger.jsonl").unlink()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.record(Laplace(1.0))
+    import dataclasses
+
+    dataclasses.replace(record, ledger_head="").write(tmp_path)
+    other = privet("audit", tmp_path)
+    assert other.exit_code == 2
+    assert "privet.audit.mechanism" in other.stderr
