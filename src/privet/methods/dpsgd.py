@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from privet.data import Split
 from privet.privacy import Ledger
-from privet.training import Plan, make_private
+from privet.training import BudgetExhausted, Plan, Private, make_private
 
 OnStep = Callable[[dict[str, Any]], None]
 Loss = Callable[[Any, Tensor], Tensor]
@@ -49,7 +49,7 @@ def train(
 
     Args:
         model, optimizer, records, views, settings: as in `privet.make_private`. With ``average=0.95``, the model that is
-            measured and returned is the averaged one.
+            measured and returned is the averaged one; with ``folder=..., resume=True`` a run that was killed goes on.
         test: records on which the accuracy is measured after each epoch.
         loss: of the model's outputs and the labels; a mean or a sum over the records.
         augment: turns a batch of inputs into other ones of the same length, record by record; with `views`, each
@@ -58,25 +58,38 @@ def train(
             the batch: it is for the eyes of whoever holds the data, it is not noised and it is not kept.
         ledger: where the steps are recorded.
     """
-    ledger = ledger if ledger is not None else Ledger()
-    private = make_private(model, optimizer, records, ledger=ledger, views=views, **settings)
-    history: list[dict[str, Any]] = []
+    history = _History()
+    private = make_private(
+        model, optimizer, records, ledger=ledger, views=views, stateful={"history": history}, **settings
+    )
 
-    def measure() -> None:
-        step = private.steps_done
-        entry: dict[str, Any] = {
-            "step": step,
-            "epoch": step / private.steps_per_epoch,
-            "epsilon": private.spent().epsilon,
-        }
-        if test is not None:
-            with private.average.applied() if private.average else nullcontext():
-                entry["accuracy"] = accuracy(model, test)
-        history.append(entry)
+    with closing(private):
+        model.train()
+        try:
+            _loop(private, history, model, optimizer, loss, augment, views, test, on_step)
+        except BudgetExhausted:
+            # Steps that were counted twice, or a noise multiplier that was given: what was trained until here is the model.
+            if private.steps_done == 0:
+                raise
+        if history.last_step != private.steps_done:
+            history.add(private, model, test)
+    if private.average is not None:
+        private.average.keep()
+    return Trained(model, private.ledger, private.plan, history.entries, private.steps_done)
 
-    model.train()
-    measured = 0
-    for inputs, labels in private.batches():
+
+def _loop(
+    private: Private,
+    history: _History,
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    augment: Callable[[Tensor], Tensor] | None,
+    views: int,
+    test: Split | None,
+    on_step: OnStep | None,
+) -> None:
+    for inputs, labels in private.batches() if private.steps_done < private.plan.steps else ():
         before = private.steps_done
         if views > 1:
             inputs, labels = inputs.repeat_interleave(views, 0), labels.repeat_interleave(views, 0)
@@ -92,15 +105,34 @@ def train(
         if on_step is not None:
             epsilon = private.spent().epsilon
             on_step({"step": step, "steps": private.plan.steps, "loss": float(value.detach()), "epsilon": epsilon})
-        if step // private.steps_per_epoch > measured // private.steps_per_epoch:
-            measure()
-            measured = step
-    if not history or history[-1]["step"] != private.steps_done:
-        measure()
-    if private.average is not None:
-        private.average.keep()
-    private.close()
-    return Trained(model, ledger, private.plan, history, private.steps_done)
+        if step // private.steps_per_epoch > history.last_step // private.steps_per_epoch:
+            history.add(private, model, test)
+
+
+class _History:
+    """The entries of the epochs, which a checkpoint keeps."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+
+    @property
+    def last_step(self) -> int:
+        return int(self.entries[-1]["step"]) if self.entries else 0
+
+    def add(self, private: Private, model: nn.Module, test: Split | None) -> None:
+        """Measure where the run stands; with an average, it is the averaged model that is measured."""
+        step, epsilon = private.steps_done, private.spent().epsilon
+        entry: dict[str, Any] = {"step": step, "epoch": step / private.steps_per_epoch, "epsilon": epsilon}
+        if test is not None:
+            with private.average.applied() if private.average else nullcontext():
+                entry["accuracy"] = accuracy(model, test)
+        self.entries.append(entry)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"entries": list(self.entries)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.entries[:] = state["entries"]
 
 
 def accuracy(model: nn.Module, split: Split, batch_size: int = 2000) -> float:

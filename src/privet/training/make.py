@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -17,10 +19,13 @@ from privet.privacy import Budget, Ledger, Schedule, steps_of
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training.average import Average
+from privet.training.folder import RunFolder
+from privet.training.identity import data_fingerprint, describe
 from privet.training.opacus import opacus_names
 from privet.training.physical import free_memory, records_within
 from privet.training.plan import Plan
 from privet.training.private import Private
+from privet.training.state import Stateful
 
 
 @opacus_names
@@ -48,6 +53,10 @@ def make_private(
     public_size: int | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
+    folder: RunFolder | str | Path | None = None,
+    resume: bool = False,
+    save_every: int | None = None,
+    stateful: Mapping[str, Stateful] | None = None,
 ) -> Private:
     """Give an existing training loop differential privacy:
 
@@ -87,6 +96,10 @@ def make_private(
             are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public.
         seed: makes the run repeatable, for experiments; a run that is released has none.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
+        folder: where the run keeps its ledger and its checkpoints, so that it can be killed at any moment and continued.
+        resume: continue the run in `folder` where there is one: it must have the same plan, data and seed.
+        save_every: steps from one checkpoint to the next; an epoch without it. There is one after the last step, too.
+        stateful: more that is saved and continued by name: anything with ``state_dict`` and ``load_state_dict``.
     """
     dataset, batch_size, workers, collate = _opened(dataset, batch_size, workers)
     records = public_size if public_size is not None else len(dataset)
@@ -98,45 +111,59 @@ def make_private(
         )
     if epsilon is None and noise_multiplier is None:
         raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
-    if (max_grad_norm is None) == (clipping is None):
-        raise InputError("Give either max_grad_norm or clipping.")
+    if steps is not None and epochs is not None:
+        raise InputError("Give either epochs or steps.")
     models = (model,) if isinstance(model, nn.Module) else tuple(model)
     optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    ledger = ledger if ledger is not None else Ledger()
-    sampling = PoissonSampling(batch_size / records)
-    budget = Budget(epsilon, delta, ledger.relation) if epsilon is not None else None
-    steps = _steps(steps, epochs, batch_size, records, noise_multiplier, budget, ledger, sampling)
-    if noise_multiplier is None:
-        assert budget is not None
-        noise_multiplier = budget.after(ledger).noise_multiplier(sampling.rate, steps)
-    if clipping is None:
-        assert max_grad_norm is not None
-        flat = not isinstance(max_grad_norm, Schedule)
-        clipping = FlatClipping(max_grad_norm) if flat else ScheduledClipping(max_grad_norm)  # type: ignore[arg-type]
-    noise = (
-        ScheduledNoise(noise_multiplier) if isinstance(noise_multiplier, Schedule) else GaussianNoise(noise_multiplier)
-    )
-    plan = Plan(sampling, clipping, noise, steps, records)
-    whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-    if physical_batch_size == "auto":
-        first = dataset[0][0] if isinstance(dataset[0], (tuple, list)) else dataset[0]
-        physical_batch_size = records_within(models[0], first, memory_budget or free_memory() // 4) // views or 1
-    return Private(
-        plan,
-        Engine(whole, loss_reduction=loss_reduction, memory_budget=memory_budget, batch_dim=batch_dim, views=views),
-        optimizers,
-        dataset,
-        ledger,
-        delta,
-        Randomness.of(seed),
-        budget=budget,
-        size_is_public=public_size is None,
-        physical_batch_size=physical_batch_size,
-        workers=workers,
-        collate=collate,
-        average=None if average is None else Average(whole, average),
-        scheduler=scheduler,
-    )
+    with ExitStack() as undo:
+        run = _run_folder(folder, resume, ledger, undo)
+        ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger()
+        sampling = PoissonSampling(batch_size / records)
+        budget = Budget(epsilon, delta, ledger.relation) if epsilon is not None else None
+        steps = steps if epochs is None else steps_of(records, batch_size, epochs)
+        steps, noise = _calibrated(steps, noise_multiplier, sampling.rate, budget, ledger, run)
+        plan = Plan(sampling, _clipping(max_grad_norm, clipping), noise, steps, records)
+        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+        if physical_batch_size == "auto":
+            first = dataset[0][0] if isinstance(dataset[0], (tuple, list)) else dataset[0]
+            physical_batch_size = records_within(models[0], first, memory_budget or free_memory() // 4) // views or 1
+        identity = {}
+        if run is not None:
+            identity = {
+                "plan": describe(plan),
+                "epsilon": epsilon,
+                "delta": delta,
+                "seed": seed,
+                "views": views,
+                "average": average,
+                "optimizers": [type(each).__name__ for each in optimizers],
+                # Another division into physical batches rounds differently: no harm to a release.
+                "physical_batch_size": physical_batch_size if seed is not None else None,
+                "data": data_fingerprint(dataset),
+            }
+            run.begin(identity, seeded=seed is not None)
+        private = Private(
+            plan,
+            Engine(whole, loss_reduction=loss_reduction, memory_budget=memory_budget, batch_dim=batch_dim, views=views),
+            optimizers,
+            dataset,
+            ledger,
+            delta,
+            Randomness.of(seed),
+            budget=budget,
+            size_is_public=public_size is None,
+            physical_batch_size=physical_batch_size,
+            workers=workers,
+            collate=collate,
+            average=None if average is None else Average(whole, average),
+            scheduler=scheduler,
+            run=run,
+            identity=identity,
+            save_every=save_every,
+            stateful=stateful,
+        )
+        undo.pop_all()
+    return private
 
 
 def _opened(
@@ -154,24 +181,53 @@ def _opened(
     return dataset, batch_size, workers or 0, collate
 
 
-def _steps(
+def _run_folder(
+    folder: RunFolder | str | Path | None, resume: bool, ledger: Ledger | None, undo: ExitStack
+) -> RunFolder | None:
+    if folder is None:
+        if resume:
+            raise InputError("resume continues the run in a folder: give folder=...")
+        return None
+    if ledger is not None and not (isinstance(folder, RunFolder) and ledger is folder.ledger):
+        raise InputError(
+            "A run in a folder has its ledger there: leave out ledger, or record in RunFolder(...).ledger."
+        )
+    if isinstance(folder, RunFolder):
+        return folder
+    run = RunFolder(folder, resume=resume)
+    undo.callback(run.close)
+    return run
+
+
+def _clipping(max_grad_norm: float | Schedule | None, clipping: Clipping | None) -> Clipping:
+    if clipping is not None and max_grad_norm is None:
+        return clipping
+    if clipping is not None or max_grad_norm is None:
+        raise InputError("Give either max_grad_norm or clipping.")
+    return ScheduledClipping(max_grad_norm) if isinstance(max_grad_norm, Schedule) else FlatClipping(max_grad_norm)
+
+
+def _calibrated(
     steps: int | None,
-    epochs: float | None,
-    batch_size: int,
-    records: int,
-    noise_multiplier: float | Schedule | None,
+    multiplier: float | Schedule | None,
+    rate: float,
     budget: Budget | None,
     ledger: Ledger,
-    sampling: PoissonSampling,
-) -> int:
-    if steps is not None and epochs is not None:
+    run: RunFolder | None,
+) -> tuple[int, GaussianNoise | ScheduledNoise]:
+    """What was left open, from the budget after what the ledger holds; of a run that is continued, what it was then."""
+    stored = run.identity.get("plan") if run is not None else None
+    if stored is not None:
+        steps = stored["steps"] if steps is None else steps
+        multiplier = stored["noise"]["multiplier"] if multiplier is None else multiplier
+    if isinstance(multiplier, Schedule):
+        return multiplier.steps if steps is None else steps, ScheduledNoise(multiplier)
+    if steps is None and (multiplier is None or budget is None):
         raise InputError("Give either epochs or steps.")
-    if steps is not None:
-        return steps
-    if epochs is not None:
-        return steps_of(records, batch_size, epochs)
-    if isinstance(noise_multiplier, Schedule):
-        return noise_multiplier.steps
-    if budget is None or noise_multiplier is None:
-        raise InputError("Give either epochs or steps.")
-    return budget.after(ledger).steps(sampling.rate, noise_multiplier)
+    if steps is None:
+        assert multiplier is not None and budget is not None
+        steps = budget.after(ledger).steps(rate, multiplier)
+    if multiplier is None:
+        assert budget is not None
+        multiplier = budget.after(ledger).noise_multiplier(rate, steps)
+    return steps, GaussianNoise(multiplier)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +18,13 @@ from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
 from privet.sampling import load_batches
 from privet.training.average import Average
+from privet.training.folder import RunFolder
 from privet.training.limit import Limit
+from privet.training.optimizers import check_optimizers, guard, unguard
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
+from privet.training.state import Stateful, restore, state_of
 from privet.training.step import Step
-
-_GUARDS: WeakKeyDictionary[Optimizer, ExitStack] = WeakKeyDictionary()
-"""The hooks by which an optimizer is kept from training without privacy; a new plan for it replaces them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +62,10 @@ class Private:
         collate: Callable[[list[Any]], Any] | None = None,
         average: Average | None = None,
         scheduler: Any = None,
+        run: RunFolder | None = None,
+        identity: Mapping[str, Any] | None = None,
+        save_every: int | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
     ) -> None:
         if physical_batch_size is not None and physical_batch_size < 1:
             raise InputError(f"physical_batch_size must be at least 1, not {physical_batch_size}.")
@@ -83,11 +86,18 @@ class Private:
         self._waiting: set[Optimizer] = set()
         """The optimizers that have not stepped on the batch that was handed out."""
         self._public: dict[str, Tensor] = {}
-        self._stream: Tensor | None = None
+        self.stream: Tensor | None = None
+        self.torch_state: Tensor | None = None
         self._paused = False
         self._check_data()
-        self._check_optimizers()
-        self._guard_optimizers()
+        check_optimizers(self.optimizers, self._parameters)
+        self._run_folder, self._save_every = run, save_every or self.steps_per_epoch
+        self.identity, self.stateful = dict(identity or {}), dict(stateful or {})
+        if run is not None and run.state is not None:
+            restore(self, run.path, run.state)
+        elif run is not None:
+            self.save()
+        guard(self.optimizers, self._before_step, self._after_step)
 
     # --- what a loop uses -------------------------------------------------------------------------------------------
 
@@ -100,7 +110,7 @@ class Private:
 
         For each one: zero_grad, loss, backward, optimizer.step. An empty batch is a step that the loop does not see.
         """
-        self.limit.check(self.steps_done)
+        self._check_limit(self.steps_done)
         return Batches(self, min(steps or self.plan.steps, self.plan.steps - self.steps_done), progress)
 
     @property
@@ -142,11 +152,19 @@ class Private:
                     before = self._public.get(name)
                     self._public[name] = parameter.grad if before is None else before + parameter.grad
 
+    def save(self) -> None:
+        """Write a checkpoint of the run now; it is done by itself every `save_every` steps and after the last one."""
+        if self._run_folder is None:
+            raise InputError("This run has no folder to be saved in: give make_private(..., folder=...).")
+        if self._part is not None and not self._part.last:
+            raise PrivetError("A step of several physical batches can be saved after its last one only.")
+        self._run_folder.save(self.steps_done, state_of(self))
+
     def close(self) -> None:
-        """End the run: the optimizers are ordinary ones again."""
-        for optimizer in self.optimizers:
-            if optimizer in _GUARDS:
-                _GUARDS.pop(optimizer).close()
+        """End the run: the optimizers are ordinary ones again, and the folder is free for another process."""
+        unguard(self.optimizers)
+        if self._run_folder is not None:
+            self._run_folder.close()
 
     def __iter__(self) -> NoReturn:
         raise PrivetError(
@@ -158,20 +176,23 @@ class Private:
 
     def _run(self, steps: int, progress: bool) -> Iterator[Any]:
         self._check_data()
-        end = min(self.steps_done + steps, self.limit.check(self.steps_done))
+        end = min(self.steps_done + steps, self._check_limit(self.steps_done))
         wanted = self.steps_done + steps
         parts: deque[_Part] = deque()
         with ExitStack() as stack:
             stack.enter_context(self.engine)
             stack.callback(self._forget)
             tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
-            if self._stream is not None and isinstance(self.randomness.sampling, torch.Generator):
-                self.randomness.sampling.set_state(self._stream)
+            if self.stream is not None and isinstance(self.randomness.sampling, torch.Generator):
+                self.randomness.sampling.set_state(self.stream)
+            if self.torch_state is not None:
+                torch.set_rng_state(self.torch_state)
+                self.torch_state = None
             loaded = load_batches(self._dataset, self._draw(end, parts), workers=self._workers, collate=self._collate)
             for batch in loaded:
                 part = self._part = parts.popleft()
                 if part.first:
-                    self.limit.check(part.step.number)
+                    self._check_limit(part.step.number)
                 self._batch, self._waiting = batch, set(self.optimizers)
                 if len(part.indices):
                     yield batch
@@ -183,8 +204,10 @@ class Private:
                 self._part = self._batch = None
                 if part.last and tick is not None:
                     tick(lambda: self.spent().epsilon)
+                if part.last and self._run_folder is not None and self._is_due():
+                    self.save()
         if end < wanted:
-            self.limit.check(self.steps_done)
+            self._check_limit(self.steps_done)
 
     def _draw(self, end: int, parts: deque[_Part]) -> Iterator[Tensor]:
         """The indices of the physical batches; what is to be known of each goes into `parts`, possibly ahead of its use."""
@@ -240,7 +263,7 @@ class Private:
                 }
             )
             self.steps_done += 1
-            self._stream = part.stream
+            self.stream = part.stream
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._paused or self._waiting or self._part is None or not self._part.last:
@@ -251,7 +274,17 @@ class Private:
             self.scheduler.step()
 
     def _record(self, event: Event, released: Mapping[str, Tensor]) -> None:
-        self.ledger.record(event)
+        if self._run_folder is not None:
+            self._run_folder.record(step_name(self.steps_done), event, released)
+        else:
+            self.ledger.record(event)
+
+    def _is_due(self) -> bool:
+        return self.steps_done % self._save_every == 0 or self.steps_done == self.plan.steps
+
+    def _check_limit(self, step: int) -> int:
+        run = self._run_folder
+        return self.limit.check(step, run.in_ledger(step_name, step, self.plan.steps) if run is not None else None)
 
     def _set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters.items():
@@ -291,30 +324,6 @@ class Private:
                 f"state the public size of the data with public_size=..."
             )
 
-    def _check_optimizers(self) -> None:
-        held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
-        missing = [name for name, p in self._parameters.items() if id(p) not in held]
-        if missing:
-            raise InputError(
-                f"The optimizer does not hold the trainable parameter '{missing[0]}': give it all of them, or freeze "
-                f"the others with requires_grad_(False)."
-            )
-        own = {id(p) for p in self._parameters.values()}
-        trained = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
-        if trained - own:
-            raise InputError(
-                "The optimizer holds trainable parameters of another model: give each model its own optimizer, and "
-                "make_private all models that learn from the records."
-            )
-
-    def _guard_optimizers(self) -> None:
-        for optimizer in self.optimizers:
-            if optimizer in _GUARDS:
-                _GUARDS.pop(optimizer).close()
-            guard = _GUARDS[optimizer] = ExitStack()
-            guard.callback(optimizer.register_step_pre_hook(self._before_step).remove)
-            guard.callback(optimizer.register_step_post_hook(self._after_step).remove)
-
 
 class Batches:
     """The batches of the steps to come; its length is the number of steps.
@@ -330,6 +339,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return self._private._run(self._steps, self._progress)
+
+
+def step_name(number: int) -> str:
+    """What a step of the plan is called in a run's journal."""
+    return f"step {number}"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,0 +1,96 @@
+"""The folder of a run: its lock, its ledger, its checkpoints, and of a seeded run its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from privet.errors import InputError, PrivetError
+from privet.privacy import Event, Ledger
+from privet.training.checkpoint import load_checkpoint, save_checkpoint
+from privet.training.identity import require_same
+from privet.training.journal import Journal
+from privet.training.lock import RunLock
+
+LEDGER = "ledger.jsonl"
+
+
+class RunFolder:
+    """A run that can be killed at any moment and continued.
+
+        run = RunFolder("runs/a", resume=True)      # resume: continue what is there, or start where there is nothing
+        private = make_private(..., folder=run)     # or folder="runs/a", resume=True
+
+    Formal guarantees: one process at a time (a lock). The ledger holds every step before its result is used. A checkpoint is
+    there whole or not at all, and holds the ledger's head: a ledger that lost lines is refused. The secret keys of a
+    release are never written. Checkpoints are working files of whoever holds the data, and not for release.
+    """
+
+    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file: give a folder.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PrivetError(f"The folder {self.path} cannot be made: {error.strerror}.") from None
+        self._lock = RunLock(self.path)
+        self._journal: Journal | None = None
+        try:
+            self.state = load_checkpoint(self.path)
+            """What the newest checkpoint holds; None before there is one."""
+            ledger = self.path / LEDGER
+            if not resume and (self.state is not None or ledger.exists()):
+                raise InputError(f"{self.path} holds a run already: resume it (resume=True), or give another folder.")
+            self.ledger = self._open_ledger(ledger)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the run that is to be continued was made with; empty for a new one."""
+        return self.state["identity"] if self.state is not None else {}
+
+    def begin(self, identity: Mapping[str, Any], *, seeded: bool) -> None:
+        """State what the run is. A run that is continued has to be the same."""
+        if self.state is not None:
+            require_same(self.path, self.identity, identity)
+        if seeded:
+            self._journal = Journal(self.path, self.ledger)
+
+    def record(self, name: str, event: Event, released: Mapping[str, Tensor]) -> None:
+        """Write down an event and what it released: in the ledger, once for each distinct release."""
+        if self._journal is not None:
+            self._journal.record(name, event, released)
+        else:
+            self.ledger.record(event)
+
+    def in_ledger(self, name: Callable[[int], str], step: int, steps: int) -> int:
+        """The first step from `step` on whose event is not in the ledger, of a seeded run that repeats steps."""
+        while self._journal is not None and step < steps and self._journal.holds(name(step)):
+            step += 1
+        return step
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint; see `save_checkpoint`."""
+        save_checkpoint(self.path, step, {**state, "step": step, "ledger_head": self.ledger.head})
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self.ledger.close()
+        if self._journal is not None:
+            self._journal.close()
+        self._lock.release()
+
+    def _open_ledger(self, path: Path) -> Ledger:
+        if self.state is None and path.exists() and b"\n" not in path.read_bytes():
+            path.unlink()  # killed while its first line was written: nothing was recorded
+        if path.exists():
+            return Ledger.open(path, head=self.state["ledger_head"] if self.state is not None else None)
+        if self.state is not None:
+            raise PrivetError(f"{path} is missing: a run is not continued without the ledger of what it used.")
+        return Ledger(path)
