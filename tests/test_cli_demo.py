@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from importlib import resources
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,15 @@ from privet.errors import PrivetError
 from privet.report import RunRecord, load_model
 
 FILES = ["ledger.jsonl", "model.safetensors", "record.json", "report.html"]
-SHORT = dataclasses.replace(verb.LINEAR, epochs=2)
+
+
+@pytest.fixture(scope="session")
+def short(tmp_path_factory):
+    """The recipe of digits with two epochs."""
+    text = resources.files("privet.recipes").joinpath("digits-linear.yaml").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("recipes") / "short.yaml"
+    path.write_text(text.replace("epochs: 10", "epochs: 2"), encoding="utf-8")
+    return str(path)
 
 
 def privet(*arguments: object):
@@ -20,16 +29,16 @@ def privet(*arguments: object):
 
 
 @pytest.fixture(autouse=True)
-def short_training(monkeypatch):
-    monkeypatch.setitem(verb.RECIPES, "digits", SHORT)
+def short_training(monkeypatch, short):
+    monkeypatch.setitem(verb.RECIPES, "digits", short)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, short):
     """A demo of two epochs with a seed, which tests only read."""
     folder = tmp_path_factory.mktemp("runs") / "demo"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(verb.RECIPES, "digits", SHORT)
+        patch.setitem(verb.RECIPES, "digits", short)
         page = privet("demo", "--data", "digits", "--seed", 3, "--out", folder)
     assert page.exit_code == 0, page.output
     return folder, page

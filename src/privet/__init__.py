@@ -20,6 +20,7 @@ _ROOMS = (
     "noise",
     "privacy",
     "randomness",
+    "recipes",
     "report",
     "sampling",
     "training",

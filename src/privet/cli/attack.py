@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privet.cli.program import AsJson, app
-from privet.cli.progress import fetching
+from privet.cli.progress import computing, fetching
 from privet.cli.report import RunFolder
 from privet.errors import InputError
 
@@ -37,6 +37,7 @@ def attack(
     """Attack the model of a run: can its training records be told from others? Updates the run's page."""
     from privet import data
     from privet.attacks import LossThreshold
+    from privet.recipes import outputs
     from privet.report import AttackResult, RunRecord, load_model, write_page
 
     record = RunRecord.read(run)
@@ -47,7 +48,10 @@ def attack(
         raise InputError(
             f"{run}: the run used other records than {record.data.name} holds now, so members cannot be told; run it again."
         )
-    roc = LossThreshold(signal=signal.value)(model, dataset.train.tensors, dataset.test.tensors)
+    with computing() as features:
+        members, others = outputs(model, dataset, progress=features)
+    attacked = LossThreshold(signal=signal.value)
+    roc = attacked(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
     result = AttackResult.of(NAMES[signal], roc)
     dataclasses.replace(record, attack=result).write(run)
     page = write_page(run)

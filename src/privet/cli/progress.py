@@ -42,8 +42,18 @@ def fetching() -> Iterator[Fetched | None]:
 
 
 @contextmanager
+def computing() -> Iterator[Fetched]:
+    """Records that go through a fixed transform: how many are done."""
+    with training(0.0) as show:
+        yield lambda what, done, total: show({"what": what, "step": done, "steps": total})
+
+
+@contextmanager
 def training(delta: float) -> Iterator[Stepped]:
-    """The steps of a training: loss, epsilon so far (with its delta) and the time left."""
+    """The steps of a training: loss, epsilon so far (with its delta) and the time left.
+
+    Something without a loss is other work, which is shown in the same place under the name that it gives as "what".
+    """
     if not sys.stderr.isatty():
         yield _lines(delta)
         return
@@ -61,8 +71,8 @@ def training(delta: float) -> Iterator[Stepped]:
         task = bars.add_task("Calibrating the noise", total=None, standing="")
 
         def show(step: Mapping[str, Any]) -> None:
-            done, total = step["step"], step["steps"]
-            bars.update(task, description="Training", completed=done, total=total, standing=_standing(step, delta))
+            what, done, total = step.get("what", "Training"), step["step"], step["steps"]
+            bars.update(task, description=what, completed=done, total=total, standing=_standing(step, delta))
 
         yield show
 
@@ -77,12 +87,15 @@ def _lines(delta: float) -> Stepped:
         if now - last < SECONDS_BETWEEN_LINES:
             return
         last = now
-        done, total = step["step"], step["steps"]
-        left = (now - began) / done * (total - done)
-        print(f"Training {done}/{total}: {_standing(step, delta)}, {left:.0f} s left", file=sys.stderr, flush=True)
+        what, done, total = step.get("what", "Training"), step["step"], step["steps"]
+        left = f"{(now - began) / done * (total - done):.0f} s left"
+        standing = ", ".join(filter(None, (_standing(step, delta), left)))
+        print(f"{what} {done}/{total}: {standing}", file=sys.stderr, flush=True)
 
     return show
 
 
 def _standing(step: Mapping[str, Any], delta: float) -> str:
+    if "loss" not in step:
+        return ""
     return f"loss {step['loss']:.3f}, epsilon {step['epsilon']:.3f} at delta {delta:g}"

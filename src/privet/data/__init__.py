@@ -4,6 +4,7 @@ from privet.data.cache import cache_root
 from privet.data.catalogue import CATALOGUE, Entry
 from privet.data.dataset import Dataset, Split, as_float
 from privet.data.download import Progress
+from privet.data.features import compute_features
 from privet.data.fetch import get, is_cached
 from privet.data.schema import Categorical, Numeric, Schema, read_schema
 from privet.data.spec import load
@@ -20,6 +21,7 @@ __all__ = [
     "Split",
     "as_float",
     "cache_root",
+    "compute_features",
     "divide",
     "get",
     "is_cached",

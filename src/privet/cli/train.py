@@ -1,0 +1,166 @@
+"""`privet train`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privet.cli.attack import sentences
+from privet.cli.data import NAMES
+from privet.cli.program import AsJson, app
+from privet.cli.progress import fetching, training
+from privet.errors import InputError
+
+if TYPE_CHECKING:
+    from privet.data import Dataset
+    from privet.recipes import Recipe
+    from privet.report import RunRecord
+
+
+class Method(StrEnum):
+    """Where the noise is."""
+
+    dpsgd = "dpsgd"
+
+
+Epsilon = Annotated[float, typer.Option(help="The budget.")]
+Delta = Annotated[float, typer.Option(help="The delta of the statement.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the run repeatable; such a model is not for release.", min=0)]
+
+
+def _recipe_names() -> list[str]:
+    from privet import recipes
+
+    return list(recipes.names())
+
+
+@app.command("train", epilog="Example:  privet train --data mnist --epsilon 3 --out runs/a")
+def train(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A data set by name (mnist, fashion-mnist, cifar10, digits) or FORMAT:PATH, as privet data reads it.",
+            autocompletion=lambda: list(NAMES),
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of the run.")],
+    method: Annotated[Method, typer.Option(help="How to train.")] = Method.dpsgd,
+    epsilon: Epsilon = 3.0,
+    delta: Delta = 1e-5,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A recipe by name, or a .yaml file; without it, the one that fits the records.",
+            autocompletion=_recipe_names,
+        ),
+    ] = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a private classifier by a recipe: what it cost, what it is worth and what leaks, on one page."""
+    check_budget(epsilon, delta)
+    check_free(out)
+    from privet import recipes
+
+    chosen = recipes.load(recipe) if recipe is not None else None
+    dataset = _load(data)
+    why = "you asked for it"
+    if chosen is None:
+        chosen, why = recipes.pick(dataset)
+    if not as_json:
+        typer.echo(f"Recipe {chosen.name}, because {why}: {chosen.title}.")
+        typer.echo(chosen.why)
+    record = train_by(chosen, dataset, out, epsilon=epsilon, delta=delta, seed=seed)
+    say(record, out, as_json)
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise InputError(f"--epsilon must be a number above 0, and is {epsilon}.")
+    if not 0 < delta < 1:
+        raise InputError(f"--delta must lie between 0 and 1, and is {delta}.")
+
+
+def check_free(out: Path) -> None:
+    """A run is never written over."""
+    from privet.report.record import FILE
+
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give a folder with --out.")
+    if (out / FILE).exists():
+        raise InputError(f"{out} holds a run already: give another folder with --out.")
+
+
+def train_by(
+    recipe: Recipe,
+    dataset: Dataset,
+    out: Path,
+    *,
+    epsilon: float,
+    delta: float,
+    seed: int | None,
+    note: str = "",
+    command: tuple[str, ...] | None = None,
+) -> RunRecord:
+    """Run a recipe with bars on the error stream."""
+    from privet import recipes
+
+    with training(delta) as show:
+
+        def features(what: str, done: int, total: int | None) -> None:
+            show({"what": what, "step": done, "steps": total})
+
+        return recipes.run(
+            recipe,
+            dataset,
+            out,
+            epsilon=epsilon,
+            delta=delta,
+            seed=seed,
+            command=command or ("privet", *sys.argv[1:]),
+            note=note,
+            on_step=show,
+            progress=features,
+        )
+
+
+def say(record: RunRecord, out: Path, as_json: bool) -> None:
+    """What came out, for a terminal or for a program."""
+    spent = record.open_ledger(out).spent(record.delta)
+    assert record.attack is not None
+    if as_json:
+        attack = {"auc": record.attack.auc, "low": record.attack.low, "high": record.attack.high}
+        facts = {
+            "data": record.data.name,
+            "recipe": record.settings["Recipe"].split(":")[0],
+            "spent": spent.to_dict(),
+            "test_accuracy": record.test_accuracy,
+            "attack": attack,
+            "seconds": record.seconds,
+            "page": str(out / "report.html"),
+        }
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    typer.echo(f"{record.title}, trained and attacked in {record.seconds:.0f} s")
+    typer.echo(str(spent))
+    typer.echo(f"{100 * record.test_accuracy:.2f} % of {record.data.test_records:,} test records right")
+    for line in sentences(record.attack):
+        typer.echo(line)
+    typer.echo(f"The page: {out / 'report.html'}")
+
+
+def _load(spec: str) -> Dataset:
+    from privet import data
+
+    with fetching() as progress:
+        dataset = data.load(spec, progress=progress)
+    missing = [name for name in ("train", "test") if name not in dataset.splits]
+    if missing:
+        raise InputError(f"{spec} has no {missing[0]} part: the accuracy and the attack need records of both kinds.")
+    return dataset

@@ -1,0 +1,55 @@
+"""Sums over records that are not gradients: of the records themselves, and of their second moments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from privet.clipping.bounded import BoundedSum
+from privet.clipping.factors import check_bound, clipping_factors
+
+
+def clipped_sum(rows: Tensor, bound: float) -> BoundedSum:
+    """The sum of the rows, each scaled down to a Euclidean norm of at most `bound`; summed in float64.
+
+    Formal guarantees: one record changes the sum by at most `bound`, whatever it holds; a row that is not finite
+    contributes zero.
+    """
+    check_bound(bound)
+    flat = rows.flatten(1).to(torch.float64)
+    norms = flat.norm(dim=1)
+    bad = ~norms.isfinite()
+    flat = torch.where(bad[:, None], 0.0, flat)
+    factors = clipping_factors(torch.where(bad, 0.0, norms), bound)
+    total = (factors.to(torch.float64) @ flat).reshape(rows.shape[1:])
+    return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), int(bad.sum()))
+
+
+def normalised_second_moment(records: Tensor) -> BoundedSum:
+    """The upper triangle of the sum of X_i^T X_i, each record X_i scaled to Frobenius norm 1; summed in float64.
+
+    `records` is ``(N, d)``, or ``(N, k, d)`` where a record has k rows. Names "diagonal" and "above" hold the triangle.
+
+    Formal guarantees: adding or removing a record changes the triangle by at most 1, since |X^T X|_F <= |X|_F^2; a record
+    that is zero or not finite contributes zero.
+    """
+    rows = records.to(torch.float64)
+    rows = rows[:, None, :] if rows.ndim == 2 else rows
+    norms = rows.flatten(1).norm(dim=1)
+    bad = ~norms.isfinite()
+    usable = ~bad & (norms > 0)
+    rows = torch.where(usable[:, None, None], rows / torch.where(usable, norms, 1.0)[:, None, None], 0.0)
+    flat = rows.flatten(0, 1)
+    moment = flat.mT @ flat
+    above = torch.triu_indices(len(moment), len(moment), offset=1)
+    tensors = {"diagonal": moment.diagonal().clone(), "above": moment[above[0], above[1]]}
+    return BoundedSum(tensors, 1.0, dict.fromkeys(tensors, 1.0), len(records), int(bad.sum()))
+
+
+def symmetric(triangle: dict[str, Tensor]) -> Tensor:
+    """The matrix whose diagonal and upper triangle these are."""
+    size = len(triangle["diagonal"])
+    matrix = torch.diag(triangle["diagonal"])
+    above = torch.triu_indices(size, size, offset=1)
+    matrix[above[0], above[1]] = triangle["above"]
+    return matrix + matrix.triu(1).mT

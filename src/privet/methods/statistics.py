@@ -1,0 +1,66 @@
+"""Private statistics of a data set: a mean, a second moment. Each use is one event in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from privet.clipping.bounded import BoundedSum
+from privet.clipping.rows import clipped_sum, normalised_second_moment, symmetric
+from privet.data import Split
+from privet.noise import GaussianNoise
+from privet.privacy import CovarianceRelease, Ledger
+from privet.randomness import Randomness
+
+_CHUNK = 2000
+
+Statistic = Callable[[Tensor], Tensor]
+
+
+def private_mean(
+    records: Split, *, bound: float, noise_multiplier: float, ledger: Ledger, randomness: Randomness
+) -> Tensor:
+    """The mean of the records, each clipped to norm `bound`, with Gaussian noise of `noise_multiplier` times `bound`.
+
+    Formal guarantees: the event is in the ledger before the noise is drawn; the noisy sum is divided by the number of
+    records, which is public.
+    """
+    noise = GaussianNoise(noise_multiplier)
+    total = _over(records, lambda rows: clipped_sum(rows, bound))
+    ledger.record(noise.event())
+    return noise.add(total, randomness.noise)["sum"].div_(len(records)).to(torch.float32)
+
+
+def private_second_moment(
+    records: Split,
+    *,
+    noise_multiplier: float,
+    ledger: Ledger,
+    randomness: Randomness,
+    view: Statistic = lambda rows: rows.flatten(1),
+) -> Tensor:
+    """The mean of X^T X over records scaled to norm 1, with Gaussian noise on its upper triangle, in float64.
+
+    Args:
+        records: the data.
+        noise_multiplier: the standard deviation of the noise on each entry of the sum.
+        ledger: where the release is recorded.
+        randomness: where its noise comes from.
+        view: turns a batch into ``(N, d)`` or ``(N, k, d)``, each record by itself.
+
+    Formal guarantees: one `CovarianceRelease`, in the ledger before the noise is drawn; a record of k rows counts as
+    one, since its rows are scaled to norm 1 together.
+    """
+    noise = GaussianNoise(noise_multiplier)
+    total = _over(records, lambda rows: normalised_second_moment(view(rows)))
+    ledger.record(CovarianceRelease(noise_multiplier))
+    return symmetric(noise.add(total, randomness.noise)).div_(len(records))
+
+
+def _over(records: Split, sums: Callable[[Tensor], BoundedSum]) -> BoundedSum:
+    chunks = torch.arange(len(records)).split(_CHUNK)
+    return reduce(add, (sums(records.batch(indices)[0]) for indices in chunks))

@@ -1,0 +1,166 @@
+"""The scattering transform: wavelets, moduli and averages, fixed before any data is seen (Bruna and Mallat 2013)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from privet.errors import InputError
+
+
+class Scattering(nn.Module):
+    """Second-order scattering coefficients of images, with Morlet wavelets at `scales` scales and `angles` angles.
+
+    ``(N, C, H, W)`` becomes ``(N, C * K, H // 2**scales, W // 2**scales)``, K = 1 + J L + L^2 J (J - 1) / 2: for each
+    channel the average, the averages of |x * psi_1|, then those of ||x * psi_1| * psi_2| with a coarser psi_2.
+    Nothing is learnt and each image is transformed on its own, so the transform costs no privacy.
+
+    Convolutions are circular on the image padded by reflection; filters are Gaussians and Morlets of width 0.8 * 2^j.
+    """
+
+    def __init__(self, height: int, width: int, scales: int = 2, angles: int = 8) -> None:
+        super().__init__()
+        coarsest = 2**scales
+        if scales < 1 or angles < 1:
+            raise InputError(f"Scattering needs at least one scale and one angle, not {scales} and {angles}.")
+        if min(height, width) <= coarsest:
+            raise InputError(f"Images of {height}x{width} are too small for scattering at {scales} scales.")
+        self.scales, self.angles = scales, angles
+        self.size = (height, width)
+        padded = [_padded(length, coarsest) for length in self.size]
+        right, bottom = padded[1] - width - coarsest, padded[0] - height - coarsest
+        self.padding = (coarsest, right, coarsest, bottom)
+        for scale in range(scales):
+            turns = [math.pi * (angles // 2 - 1 - angle) / angles for angle in range(angles)]
+            bank = torch.stack([_morlet(padded, scale, turn, 4 / angles) for turn in turns])
+            for level in range(scale + 1):
+                # A coarser grid holds the low frequencies only: the filter is cut to that band.
+                self._keep(f"wavelets_{scale}_{level}", _cropped(bank, 2**level).float())
+        for level in range(scales):
+            for axis in (0, 1):
+                average = _averaging(padded[axis], self.size[axis], coarsest, level)
+                self._keep(f"average_{level}_{axis}", average.float())
+
+    @property
+    def coefficients(self) -> int:
+        """How many maps there are for each channel."""
+        first = self.scales * self.angles
+        return 1 + first + self.angles * self.angles * self.scales * (self.scales - 1) // 2
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        return self.size[0] // 2**self.scales, self.size[1] // 2**self.scales
+
+    def forward(self, images: Tensor) -> Tensor:
+        if tuple(images.shape[-2:]) != self.size:
+            raise InputError(f"This scattering is for images of {self.size}, not {tuple(images.shape[-2:])}.")
+        x = nn.functional.pad(images, self.padding, mode="reflect")
+        spectrum = torch.fft.fft2(x)
+        maps = [self._average(x, 0).unsqueeze(2)]
+        second = []
+        for scale in range(self.scales):
+            u = self._modulus(spectrum, scale, 0)
+            maps.append(self._average(u, scale))
+            if scale + 1 < self.scales:
+                inner = torch.fft.fft2(u)
+                coarser = [
+                    self._average(self._modulus(inner, s, scale), s) for s in range(scale + 1, self.scales)
+                ]  # each (N, C, angle of the first wavelet, angle of the second, h, w)
+                second.append(torch.cat(coarser, 3).flatten(2, 3))
+        return torch.cat([*maps, *second], 2).flatten(1, 2)
+
+    def _modulus(self, spectrum: Tensor, scale: int, level: int) -> Tensor:
+        """|x * psi| for every angle, on the grid of `scale`, of a signal that is on the grid of `level`."""
+        wavelets = getattr(self, f"wavelets_{scale}_{level}")
+        modulus: Tensor = torch.fft.ifft2(_filtered(spectrum.unsqueeze(-3), wavelets, 2 ** (scale - level))).abs()
+        return modulus
+
+    def _average(self, u: Tensor, level: int) -> Tensor:
+        rows, columns = getattr(self, f"average_{level}_0"), getattr(self, f"average_{level}_1")
+        averaged: Tensor = rows @ (u @ columns.mT)
+        return averaged
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        # Not in the state_dict: the filters follow from the arguments.
+        self.register_buffer(name, tensor, persistent=False)
+
+
+class GroupNormalise(nn.Module):
+    """Each image's maps in `groups` groups of consecutive maps, each group to mean 0 and variance 1; nothing is learnt.
+
+    Formal guarantees: each image is normalised by itself, and its result has a Euclidean norm of at most the square root
+    of its size, whatever the image: that bounds the sensitivity of sums over images.
+    """
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return nn.functional.group_norm(maps, self.groups)
+
+
+def _padded(length: int, multiple: int) -> int:
+    return ((length + multiple) // multiple + 1) * multiple
+
+
+def _morlet(size: list[int], scale: int, angle: float, slant: float) -> Tensor:
+    """The spectrum of a Morlet wavelet, periodic on the grid: a wave under a Gaussian, less what makes its mean zero."""
+    wave, envelope = (_gabor(size, 0.8 * 2**scale, angle, xi, slant) for xi in (0.75 * math.pi / 2**scale, 0.0))
+    spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real
+    return spectrum
+
+
+def _gabor(size: list[int], sigma: float, angle: float, xi: float, slant: float) -> Tensor:
+    """A complex wave of frequency `xi` under a Gaussian 1/`slant` times as long across the wave, summed over periods."""
+    periods = range(-2, 3)
+    y, x = (torch.cat([torch.arange(n, dtype=torch.float64) + period * n for period in periods]) for n in size)
+    y, x = y[:, None], x[None, :]
+    along = y * math.cos(angle) + x * math.sin(angle)
+    across = -y * math.sin(angle) + x * math.cos(angle)
+    gaussian = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+    whole = gaussian * torch.exp(1j * xi * along)
+    periodic: Tensor = whole.unflatten(1, (len(periods), size[1])).unflatten(0, (len(periods), size[0])).sum((0, 2))
+    return periodic * (slant / (2 * math.pi * sigma**2))
+
+
+def _averaging(padded: int, length: int, coarsest: int, level: int) -> Tensor:
+    """The matrix that averages one axis of the grid of `level` with a Gaussian, samples it, and drops the padding."""
+    sigma = 0.8 * coarsest / 2
+    where = torch.cat([torch.arange(padded, dtype=torch.float64) + period * padded for period in range(-2, 3)])
+    gaussian = torch.exp(-(where**2) / (2 * sigma**2)).unflatten(0, (5, padded)).sum(0) / math.sqrt(2 * math.pi) / sigma
+    spectrum = _cropped(torch.fft.fft(gaussian).real[None, :, None].expand(1, padded, 1), 2**level, (1,))[0, :, 0]
+    kernel = torch.fft.ifft(spectrum).real
+    cells = len(kernel)
+    step = coarsest // 2**level
+    outputs = torch.arange(1, 1 + length // coarsest) * step
+    averaging: Tensor = kernel[(outputs[:, None] - torch.arange(cells)[None, :]) % cells]
+    return averaging
+
+
+def _cropped(spectra: Tensor, factor: int, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
+    """The low frequencies that a grid coarser by `factor` can hold."""
+    for dim in dims:
+        kept = spectra.shape[dim] // factor
+        indices = torch.arange(spectra.shape[dim])
+        low = (indices < kept // 2) | (indices >= spectra.shape[dim] - (kept - kept // 2))
+        spectra = spectra.index_select(dim, indices[low])
+    return spectra
+
+
+def _filtered(spectrum: Tensor, wavelets: Tensor, factor: int) -> Tensor:
+    """The spectrum of the filtered signal sampled at every `factor`-th place: the mean of its aliases.
+
+    In real numbers, alias by alias: four times as fast as the complex product and its mean.
+    """
+    rows, columns = spectrum.shape[-2] // factor, spectrum.shape[-1] // factor
+    parts = torch.view_as_real(spectrum).flatten(-2).unflatten(-1, (factor, 2 * columns)).unflatten(-3, (factor, rows))
+    filters = wavelets.unflatten(-1, (factor, columns)).unflatten(-3, (factor, rows)).repeat_interleave(2, -1)
+    summed = torch.zeros(())
+    for i in range(factor):
+        for k in range(factor):
+            alias, band = parts[..., i, :, k, :], filters[..., i, :, k, :]
+            summed = alias * band if (i, k) == (0, 0) else summed.addcmul_(alias, band)
+    return torch.view_as_complex(summed.div_(factor**2).unflatten(-1, (columns, 2)))

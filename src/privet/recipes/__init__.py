@@ -1,0 +1,8 @@
+"""Recipes: settings that work, where each came from, and the code that trains by them."""
+
+from privet.recipes.fit import Fitted, fit
+from privet.recipes.prepare import outputs
+from privet.recipes.recipe import Recipe, Settings, load, names, pick
+from privet.recipes.run import run
+
+__all__ = ["Fitted", "Recipe", "Settings", "fit", "load", "names", "outputs", "pick", "run"]

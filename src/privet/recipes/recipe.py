@@ -1,0 +1,199 @@
+"""A recipe: what to train on which records, with which settings, and where each setting came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from privet import models
+from privet.errors import InputError
+from privet.report.plain import MisfitError, build
+
+ORIGINS = ("paper", "training split", "carried over", "convention", "public")
+"""Where a setting can come from. Never from test records.
+
+- paper: the publication that the recipe follows states it;
+- training split: chosen on a part of the training records that was held out. It depends on the data;
+- carried over: taken from the recipe of another data set that is named;
+- convention: a usual value that nobody tuned;
+- public: follows from public facts, such as the shape of the records.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. Noise that is not given here is calibrated to the budget.
+
+    Attributes:
+        sampling_rate: the probability with which a record joins a step's lot.
+        clip: the norm to which each record's gradient is clipped.
+        learning_rate: of the optimizer, on the mean clipped gradient.
+        steps, epochs: how long; one of the two. With `noise_multiplier`, at most so long.
+        momentum: of the optimizer.
+        average: the decay of the moving average of the parameters; 0 means the last ones are taken.
+        learning_rate_end: where the learning rate falls to, linearly, over `decay_epochs`; then it stays there.
+        noise_multiplier: noise that is fixed, as a paper states it: then the budget sets the number of steps.
+        mean_noise: noise of the release of the features' mean, which is then subtracted; 0 means none.
+        whitening_noise: noise of the two releases of the features' second moments; 0 means no whitening.
+        whitening_power: features are multiplied by second moments to this power.
+        components_noise: noise of DP-PCA.
+    """
+
+    sampling_rate: float
+    clip: float
+    learning_rate: float
+    steps: int = 0
+    epochs: float = 0.0
+    momentum: float = 0.0
+    average: float = 0.0
+    learning_rate_end: float = 0.0
+    decay_epochs: float = 0.0
+    noise_multiplier: float = 0.0
+    mean_noise: float = 0.0
+    whitening_noise: float = 0.0
+    whitening_power: float = -0.25
+    components_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.steps > 0) == (self.epochs > 0):
+            raise MisfitError("the settings need either steps or epochs")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model of `privet.models` and those of its arguments that do not follow from the records."""
+
+    name: str
+    arguments: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fits:
+    """For which records a recipe is picked where the user names none: data sets by name, or any of a kind."""
+
+    data: tuple[str, ...] = ()
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a setting came from, and in which words."""
+
+    source: str
+    note: str
+
+    @property
+    def depends_on_data(self) -> bool:
+        return self.source == "training split"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure to stand beside ours."""
+
+    epsilon: float
+    accuracy: float
+    by: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One file of this folder."""
+
+    name: str
+    title: str
+    why: str
+    data: str
+    """The data set for which its settings were chosen."""
+    fits: Fits
+    model: Network
+    settings: dict[str, float]
+    budgets: tuple[dict[str, float], ...]
+    origins: dict[str, Origin]
+    published: tuple[Published, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.budgets or not all(row.get("epsilon", 0) > 0 for row in self.budgets):
+            raise MisfitError("'budgets' needs at least one row, each with its epsilon")
+        stated = set(self.settings).union(*self.budgets) - {"epsilon"}
+        for name in sorted(stated | {"model"}):
+            if name not in self.origins:
+                raise MisfitError(f"'origins' does not say where '{name}' came from")
+        for name, origin in self.origins.items():
+            if origin.source not in ORIGINS:
+                raise MisfitError(
+                    f"'origins.{name}.source' is {origin.source!r} and should be one of {', '.join(ORIGINS)}"
+                )
+        if self.model.name not in models.__all__:
+            raise MisfitError(f"'model.name' is {self.model.name!r}, which is no model of privet.models")
+        for epsilon in self.epsilons:
+            self.at(epsilon)
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """The budgets that the recipe was made for."""
+        return tuple(row["epsilon"] for row in self.budgets)
+
+    def at(self, epsilon: float) -> Settings:
+        """The settings for a budget: those of the nearest one that the recipe was made for, in ratio."""
+        nearest = min(self.budgets, key=lambda row: abs(math.log(row["epsilon"] / epsilon)))
+        given = self.settings | {name: value for name, value in nearest.items() if name != "epsilon"}
+        whole = {f.name for f in dataclasses.fields(Settings) if f.type == "int"}
+        return build(Settings, {name: int(value) if name in whole else value for name, value in given.items()})
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The recipes that come with Privet."""
+    files = resources.files("privet.recipes").iterdir()
+    return tuple(sorted(Path(file.name).stem for file in files if file.name.endswith(".yaml")))
+
+
+def load(name: str) -> Recipe:
+    """A recipe by its name, or from a file of one's own that ends in .yaml."""
+    if name in names():
+        return _read(resources.files("privet.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(
+            f"There is no recipe {name!r}: there are {', '.join(names())}; or give the path of a .yaml file."
+        )
+    try:
+        return _read(path.read_text(encoding="utf-8"), name)
+    except OSError as error:
+        raise InputError(f"{path}: the recipe cannot be read ({error.strerror}).") from None
+
+
+def _read(text: str, name: str) -> Recipe:
+    try:
+        return build(Recipe, yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise InputError(f"The recipe {name} is not YAML: {' '.join(str(error).split())}.") from None
+    except MisfitError as error:
+        raise InputError(f"The recipe {name} does not fit: {error}.") from None
+
+
+def kind_of(shape: tuple[int, ...]) -> str:
+    """What records of this shape are, as far as a recipe cares."""
+    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8:
+        return "images"
+    return "vectors"
+
+
+def pick(dataset: Any) -> tuple[Recipe, str]:
+    """The recipe for a data set, and why it is this one: by name, else by the shape of its records."""
+    recipes = [load(name) for name in names()]
+    for recipe in recipes:
+        if dataset.name in recipe.fits.data:
+            return recipe, f"it was made for {dataset.name}"
+    kind = kind_of(dataset.shape)
+    shape = "x".join(map(str, dataset.shape))
+    found = next(recipe for recipe in recipes if recipe.fits.kind == kind)
+    return found, f"no recipe was made for {dataset.name}, and records of {shape} are {kind}"

@@ -1,0 +1,177 @@
+"""A run: train by a recipe, attack what came out, and leave the folder from which everything can be told again."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from privet.attacks import LossThreshold
+from privet.data import Dataset, Progress
+from privet.privacy import Ledger
+from privet.recipes.fit import Fitted, fit
+from privet.recipes.prepare import arguments, scores
+from privet.recipes.recipe import Recipe
+from privet.report import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord, save_weights, versions, write_page
+
+FILES = ("ledger.jsonl", "model.safetensors", "record.json", "report.html")
+
+OnStep = Callable[[dict[str, Any]], None]
+
+
+def run(
+    recipe: Recipe,
+    dataset: Dataset,
+    out: Path,
+    *,
+    epsilon: float,
+    delta: float,
+    seed: int | None,
+    command: Sequence[str],
+    note: str = "",
+    on_step: OnStep | None = None,
+    progress: Progress | None = None,
+) -> RunRecord:
+    """Train, attack, and write the ledger, the weights, the record and the page into `out`.
+
+    Nothing is put into `out` before all of it is there, so an interrupted run leaves what the last one wrote.
+    """
+    with _staged(out) as folder:
+        started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+        losses: dict[int, float] = {}
+
+        def remember(step: dict[str, Any]) -> None:
+            losses[step["step"]] = step["loss"]
+            if on_step is not None:
+                on_step(step)
+
+        with Ledger(folder / "ledger.jsonl") as ledger:
+            fitted = fit(
+                recipe,
+                dataset,
+                epsilon=epsilon,
+                delta=delta,
+                seed=seed,
+                ledger=ledger,
+                on_step=remember,
+                progress=progress,
+            )
+        record = _record(recipe, dataset, fitted, losses, folder, delta=delta, seed=seed, command=command, note=note)
+        record = replace(record, created=created, seconds=round(time.monotonic() - started, 1))
+        record.write(folder)
+        write_page(folder)
+    return record
+
+
+def _record(
+    recipe: Recipe,
+    dataset: Dataset,
+    fitted: Fitted,
+    losses: dict[int, float],
+    folder: Path,
+    *,
+    delta: float,
+    seed: int | None,
+    command: Sequence[str],
+    note: str,
+) -> RunRecord:
+    prepared = fitted.prepared
+    members, others = scores(prepared.part, prepared.train), scores(prepared.part, prepared.test)
+    # The records went through the model once; the attack looks at what came out.
+    roc = LossThreshold()(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
+    return RunRecord(
+        title=f"A private classifier of {_TITLES.get(dataset.name, dataset.name)}",
+        method="DP-SGD (Abadi et al. 2016)",
+        created="",
+        command=tuple(command),
+        seconds=0.0,
+        delta=delta,
+        seeds=dict.fromkeys(("model", "sampling", "noise"), "secure" if seed is None else str(seed)),
+        environment=versions(),
+        data=DataSummary(
+            name=dataset.name,
+            fingerprint=dataset.fingerprint,
+            training_records=len(dataset.train),
+            test_records=len(dataset.test),
+            classes=dataset.classes,
+            note=note,
+        ),
+        model=ModelSummary(
+            name=recipe.model.name,
+            parameters=sum(parameter.numel() for parameter in fitted.model.parameters()),
+            arguments=arguments(recipe, dataset),
+            weights=save_weights(fitted.model, folder),
+        ),
+        settings=_settings(recipe, fitted),
+        history=_epochs(fitted.history, losses),
+        test_accuracy=_accuracy(others, dataset.test.labels),
+        training_accuracy=_accuracy(members, dataset.train.labels),
+        ledger_head=fitted.ledger.head,
+        attack=AttackResult.of("Loss threshold", roc),
+    )
+
+
+_TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+
+
+def _accuracy(outputs: Tensor, labels: Tensor) -> float:
+    return int((outputs.argmax(1) == labels).sum()) / len(labels)
+
+
+def _settings(recipe: Recipe, fitted: Fitted) -> dict[str, str]:
+    """The settings as the page shows them."""
+    settings, plan = fitted.settings, fitted.plan
+    passes = plan.steps * plan.sampling.rate
+    momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
+    falls = f", falling to {settings.learning_rate_end:g}" if settings.decay_epochs else ""
+    shown = {
+        "Recipe": f"{recipe.name}: {recipe.title}",
+        "Steps": f"{plan.steps:,}, about {passes:.3g} passes over the data",
+        "Lot": f"{plan.expected_batch_size:,.0f} records expected, each drawn with probability {plan.sampling.rate:.4g}",
+        "Clipping": f"each record's gradient to a norm of at most C = {settings.clip:g}",
+        "Noise": f"{plan.noise.describe()} on the sum of a lot",
+        "Optimizer": f"SGD, learning rate {settings.learning_rate:g}{falls}{momentum}",
+    }
+    if settings.average:
+        shown["Parameters"] = f"moving average, decay {settings.average:g}"
+    released = {"mean": settings.mean_noise, "second moments": settings.whitening_noise}
+    released |= {"principal components": settings.components_noise}
+    before = [f"{what} with noise {noise:g}" for what, noise in released.items() if noise]
+    if before:
+        shown["Released before training"] = ", ".join(before)
+    return shown
+
+
+def _epochs(history: list[dict[str, Any]], losses: dict[int, float]) -> tuple[Epoch, ...]:
+    """One entry per epoch, with the mean loss of its steps (a step that drew no record has none)."""
+    epochs: list[Epoch] = []
+    for number, entry in enumerate(history, 1):
+        since = epochs[-1].step if epochs else 0
+        seen = [losses[step] for step in range(since + 1, entry["step"] + 1) if step in losses]
+        if seen:
+            loss = sum(seen) / len(seen)
+            epochs.append(Epoch(number, entry["step"], loss, entry["epsilon"], entry.get("accuracy")))
+    return tuple(epochs)
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A folder beside `out` whose files take their places in it at the end."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        yield staging
+        out.mkdir(parents=True, exist_ok=True)
+        # The ledger first: the record names the ledger's hash, so a crash in between is noticed, not hidden.
+        for name in FILES:
+            (staging / name).replace(out / name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

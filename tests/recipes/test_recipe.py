@@ -1,0 +1,188 @@
+"""Every recipe that comes with Privet: it loads, says where its settings came from, and keeps its budget."""
+
+import math
+
+import pytest
+import torch
+import yaml
+
+from privet import data, recipes
+from privet.data import Dataset, Split
+from privet.errors import InputError
+from privet.privacy import Budget, CovarianceRelease, Gaussian
+from privet.recipes import fit, load, names, pick
+from privet.recipes.recipe import ORIGINS
+
+DELTA = 1e-5
+
+
+def toy(shape, name="toy", count=40, classes=3):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % classes
+    splits = {title: Split(torch.rand(count, *shape, generator=generator), labels) for title in ("train", "test")}
+    return Dataset(name, tuple("abcdefghij"[:classes]), splits)
+
+
+@pytest.mark.parametrize("name", names())
+def test_it_loads_and_states_the_origin_of_every_choice(name):
+    recipe = load(name)
+    assert recipe.name == name
+    assert recipe.data in data.CATALOGUE
+    assert all(origin.source in ORIGINS and len(origin.note) > 8 for origin in recipe.origins.values())
+    for origin in recipe.origins.values():
+        assert "test" not in origin.note
+        if origin.depends_on_data:
+            assert "held out" in origin.note
+        if origin.source == "carried over":
+            assert origin.note.removeprefix("from ") in names()
+
+
+RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "digits": 1437}
+
+
+@pytest.mark.parametrize(("name", "epsilon"), [(name, e) for name in names() for e in load(name).epsilons])
+def test_what_comes_before_training_leaves_room_for_it(name, epsilon):
+    recipe = load(name)
+    settings = recipe.at(epsilon)
+    budget = Budget(epsilon, DELTA)
+    if settings.mean_noise:
+        budget = budget.after(Gaussian(settings.mean_noise))
+    if settings.whitening_noise:
+        budget = budget.after(CovarianceRelease(settings.whitening_noise) * 2)
+    if settings.components_noise:
+        budget = budget.after(CovarianceRelease(settings.components_noise))
+    assert budget.spent().epsilon < 0.6 * epsilon
+    records = RECORDS[recipe.data]
+    rate = round(settings.sampling_rate * records) / records
+    if settings.noise_multiplier:
+        assert budget.steps(rate, settings.noise_multiplier) * rate >= 10
+    else:
+        steps = settings.steps or round(settings.epochs / rate)
+        assert budget.noise_multiplier(rate, steps) < 20
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected", "why"),
+    [
+        (toy((8, 8), "digits"), "digits-linear", "made for digits"),
+        (toy((28, 28), "mnist"), "mnist-scattering", "made for mnist"),
+        (toy((28, 28), "fashion-mnist"), "fashion-scattering", "made for fashion-mnist"),
+        (toy((28, 28), "folder:mine"), "images", "records of 1x28x28 are images"),
+        (toy((3, 16, 20), "folder:mine"), "images", "records of 3x16x20 are images"),
+        (toy((3, 5, 20)), "vectors", "records of 3x5x20 are vectors"),
+        (toy((12,)), "vectors", "records of 12 are vectors"),
+    ],
+)
+def test_the_pick_follows_the_name_then_the_shape(dataset, expected, why):
+    recipe, reason = pick(dataset)
+    assert recipe.name == expected
+    assert why in reason
+
+
+def test_settings_of_the_nearest_budget_are_taken_in_ratio():
+    recipe = load("mnist-scattering")
+    assert recipe.at(0.1) == recipe.at(0.5)
+    assert recipe.at(100) == recipe.at(8)
+    assert recipe.at(1.4) == recipe.at(1)
+    assert recipe.at(1.5) == recipe.at(2)
+
+
+@pytest.fixture
+def plain():
+    return yaml.safe_load((recipes.recipe.resources.files("privet.recipes") / "digits-linear.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda r: r["origins"].pop("clip"), "does not say where 'clip' came from"),
+        (lambda r: r["origins"]["clip"].update(source="test records"), "should be one of"),
+        (lambda r: r["settings"].pop("epochs"), "either steps or epochs"),
+        (lambda r: (r["settings"].update(lr=3), r["origins"].update(lr=r["origins"]["clip"])), "'lr' is not a field"),
+        (lambda r: r.update(budgets=[]), "at least one row"),
+        (lambda r: r["model"].update(name="os.system"), "no model of privet.models"),
+        (lambda r: r.pop("title"), "'title' is missing"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_gets_one_sentence(plain, change, sentence, tmp_path):
+    change(plain)
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(InputError, match=sentence):
+        load(str(path))
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("nope", "There is no recipe 'nope'"), ("no.yaml", "cannot be read")])
+def test_a_recipe_that_is_not_there_is_named(name, sentence):
+    with pytest.raises(InputError, match=sentence):
+        load(name)
+
+
+def test_what_is_not_yaml_is_said(tmp_path):
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(InputError, match="is not YAML"):
+        load(str(tmp_path / "bad.yaml"))
+
+
+def changed(plain, tmp_path, **changes):
+    plain["settings"].update(changes.pop("settings", {}))
+    plain["origins"] |= {name: {"source": "convention", "note": "for a test"} for name in plain["settings"]}
+    plain |= changes
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    return load(str(path))
+
+
+def test_releases_before_training_and_the_steps_share_one_budget(plain, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVET_DATA", str(tmp_path / "cache"))
+    releases = {"mean_noise": 20.0, "whitening_noise": 10.0, "epochs": 1}
+    recipe = changed(plain, tmp_path, settings=releases, model={"name": "scattering_linear"})
+    fitted = fit(recipe, toy((8, 8)), epsilon=2.0, delta=DELTA, seed=1)
+    events = [event for event, _ in fitted.ledger]
+    assert events[:2] == [Gaussian(20.0), CovarianceRelease(10.0)]
+    assert len(fitted.ledger) == 3 + fitted.plan.steps
+    assert 0.99 * 2 < fitted.ledger.spent(DELTA).epsilon <= 2
+    standardise = fitted.model.standardise
+    assert float(standardise.mean.abs().max()) > 0
+    assert standardise.whitens
+
+
+def test_dp_pca_puts_its_components_into_the_model(plain, tmp_path):
+    network = {"name": "pca_mlp", "arguments": {"components": 5, "hidden": 7}}
+    recipe = changed(plain, tmp_path, settings={"components_noise": 9.0, "epochs": 1}, model=network)
+    fitted = fit(recipe, toy((8, 8)), epsilon=2.0, delta=DELTA, seed=1)
+    projection = fitted.model[1].weight
+    assert projection.shape == (5, 64)
+    assert torch.allclose(projection @ projection.mT, torch.eye(5), atol=1e-5)
+    assert next(iter(fitted.ledger))[0] == CovarianceRelease(9.0)
+    # The part that was trained is the model's own: no copy is left behind.
+    assert fitted.prepared.part[0].weight is fitted.model[2].weight
+
+
+def test_a_model_without_a_projection_has_no_dp_pca(plain, tmp_path):
+    recipe = changed(plain, tmp_path, settings={"components_noise": 9.0})
+    with pytest.raises(InputError, match="has no projection"):
+        fit(recipe, toy((8, 8)), epsilon=2.0, delta=DELTA, seed=1)
+
+
+def test_fixed_noise_sets_the_number_of_steps(plain, tmp_path):
+    recipe = changed(plain, tmp_path, settings={"noise_multiplier": 4.0, "epochs": 1000.0})
+    fitted = fit(recipe, toy((8, 8)), epsilon=1.0, delta=DELTA, seed=1)
+    assert 0.9 < fitted.ledger.spent(DELTA).epsilon <= 1
+    assert 1 <= fitted.plan.steps < 10_000
+    assert fitted.plan.noise.multiplier == 4.0
+
+
+def test_the_average_and_the_falling_rate_are_used(plain, tmp_path):
+    settings = {"average": 0.5, "learning_rate_end": 0.0, "decay_epochs": 0.05}
+    recipe = changed(plain, tmp_path, settings=settings | {"sampling_rate": 0.5, "epochs": 4})
+    fitted = fit(recipe, toy((8, 8)), epsilon=1.0, delta=DELTA, seed=1)
+    # The rate is zero after the first step, so the average, which began at zero, comes near that step but not to it.
+    assert 0 < float(fitted.model[1].weight.detach().norm()) < math.inf
+
+
+def test_a_data_set_that_does_not_fit_the_model_is_said():
+    with pytest.raises(InputError, match="does not fit"):
+        fit(load("mnist-scattering"), toy((12,)), epsilon=1.0, delta=DELTA)
+    with pytest.raises(InputError, match="too few"):
+        fit(load("abadi-mnist"), toy((28, 28)), epsilon=1.0, delta=DELTA, seed=0)

@@ -1,0 +1,95 @@
+"""`privet train` from the command to the folder, and the verbs that go on from there."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from privet.cli import app
+from privet.report import RunRecord
+
+FILES = ["ledger.jsonl", "model.safetensors", "record.json", "report.html"]
+
+
+def privet(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    page = privet("train", "--data", "digits", "--epsilon", 3, "--seed", 1, "--out", folder)
+    assert page.exit_code == 0, page.output
+    return folder, page
+
+
+def test_it_says_what_it_picked_and_why_and_trains_past_ninety_percent(finished):
+    folder, page = finished
+    lines = page.stdout.splitlines()
+    assert (
+        lines[0] == "Recipe digits-linear, because it was made for digits: Softmax regression on the pixels of digits."
+    )
+    record = RunRecord.read(folder)
+    assert record.test_accuracy > 0.9
+    spent = record.open_ledger(folder).spent(1e-5)
+    assert spent.epsilon <= 3
+    assert str(spent) in lines
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+
+
+def test_attack_and_report_go_on_from_its_folder(finished):
+    folder, _ = finished
+    before = (folder / "report.html").read_bytes()
+    assert privet("report", folder).exit_code == 0
+    assert (folder / "report.html").read_bytes() == before
+    auc = RunRecord.read(folder).attack.auc
+    page = privet("attack", folder)
+    assert page.exit_code == 0, page.output
+    assert f"AUC {auc:.4f}" in page.stdout
+
+
+def test_scattering_features_from_recipe_to_attack(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVET_DATA", str(tmp_path / "cache"))
+    arguments = ["--data", "digits", "--recipe", "images", "--epsilon", 3, "--seed", 1, "--json"]
+    page = privet("train", *arguments, "--out", tmp_path / "a")
+    assert page.exit_code == 0, page.output
+    facts = json.loads(page.stdout)
+    assert facts["recipe"] == "images"
+    assert facts["test_accuracy"] > 0.7
+    assert facts["spent"]["epsilon"] <= 3
+    assert "Released before training" in (tmp_path / "a" / "report.html").read_text()
+    attacked = json.loads(privet("attack", tmp_path / "a", "--json").stdout)
+    assert attacked["auc"] == pytest.approx(facts["attack"]["auc"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--epsilon", "0"], "--epsilon must be a number above 0, and is 0.0."),
+        (["--delta", "1"], "--delta must lie between 0 and 1, and is 1.0."),
+        (["--recipe", "nope"], "There is no recipe 'nope'"),
+        (["--data", "nothing"], "There is no data set 'nothing'"),
+    ],
+)
+def test_bad_usage_is_said_before_anything_is_written(arguments, sentence, tmp_path):
+    given = {"--data": "digits", "--out": tmp_path / "runs" / "a"} | dict(
+        zip(arguments[::2], arguments[1::2], strict=True)
+    )
+    page = privet("train", *(word for pair in given.items() for word in pair))
+    assert page.exit_code == 2
+    assert page.stderr.startswith("privet: ")
+    assert sentence in page.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_never_written_over(finished):
+    folder, _ = finished
+    page = privet("train", "--data", "digits", "--out", folder)
+    assert (page.exit_code, page.stderr) == (
+        2,
+        f"privet: {folder} holds a run already: give another folder with --out.\n",
+    )
+
+
+def test_a_method_that_does_not_exist_is_a_usage_error(tmp_path):
+    assert privet("train", "--method", "magic", "--data", "digits", "--out", tmp_path / "a").exit_code == 2
