@@ -27,6 +27,15 @@ class Interval:
         return self.low <= value <= self.high
 
 
+@dataclass(frozen=True)
+class Operating:
+    """What one threshold achieves; the precision depends on how many members there are, and is none if nobody is accused."""
+
+    threshold: float
+    precision: float | None
+    recall: float
+
+
 @dataclass(frozen=True, eq=False)
 class Roc:
     """What a threshold on the scores of members and of non-members achieves.
@@ -98,6 +107,12 @@ class Roc:
         low = stats.beta.ppf(tail, caught, n - caught + 1) if caught else 0.0
         high = stats.beta.ppf(1 - tail, caught + 1, n - caught) if caught < n else 1.0
         return Interval(float(low), float(high), level, "Clopper-Pearson")
+
+    def at(self, threshold: float) -> Operating:
+        """Precision and recall where every score of at least `threshold` is called a member."""
+        caught, accused = int((self.members >= threshold).sum()), int((self.non_members >= threshold).sum())
+        precision = caught / (caught + accused) if caught + accused else None
+        return Operating(threshold, precision, caught / self.members.size)
 
     def resolves(self, fpr: float) -> bool:
         """Whether there are enough non-members for a false positive rate of `fpr` to mean more than zero."""
