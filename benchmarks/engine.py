@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _cases import CASES, Case
+from _page import put
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -268,6 +269,12 @@ def verdicts(rows: list[dict[str, Any]]) -> list[str]:
             sentence += f"; {factor:.1f} times as fast as {best['variant']} (goal 1.5)" + (
                 ", reached" if factor >= 1.5 else ", MISSED"
             )
+        if mine and (
+            last := next((r for r in rows if r["model"] == model and r["variant"] == "plain-channels_last"), None)
+        ):
+            own = next((r for r in mine if r["variant"] == "privet-channels_last"), None)
+            if own is not None and last["time_ratio"]:
+                sentence += f"; {own['time_ratio'] / last['time_ratio']:.2f} of plain training in channels_last"
         words.append(sentence + ".")
     return words
 
@@ -286,13 +293,38 @@ def write(rows: list[dict[str, Any]], models: list[str], variants: list[str]) ->
     path.write_text(json.dumps(rows, indent=1) + "\n")
     words = verdicts(rows)
     print("\n" + "\n".join(words))
-    table = ["| model | variant | time / plain | memory / plain |", "|---|---|---|---|"]
-    for row in rows:
-        time_ratio = "does not run" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}"
-        memory = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
-        table.append(f"| {row['title']} | {row['variant']} | {time_ratio} | {memory} |")
-    (RESULTS / "engine.md").write_text("\n".join([*table, "", *(f"- {word}" for word in words), ""]))
+    text = "\n".join([*table(rows), "", *(f"- {word}" for word in words), "", described(rows)])
+    (RESULTS / "engine.md").write_text(text + "\n")
+    put("performance.md", "engine", text)
     draw(rows)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """One line for each model, one column for each variant: time, and memory in brackets."""
+    variants = [v for v in VARIANTS if v != "plain" and any(row["variant"] == v for row in rows)]
+    lines = [
+        "| model | " + " | ".join(v.replace("-", " ", 1) for v in variants) + " |",
+        "|---" * (1 + len(variants)) + "|",
+    ]
+    for title in dict.fromkeys(row["title"] for row in rows):
+        found = {row["variant"]: row for row in rows if row["title"] == title}
+        lines.append(f"| {title} | " + " | ".join(cell(found.get(variant)) for variant in variants) + " |")
+    return lines
+
+
+def cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    if row["time_ratio"] is None:
+        return "does not run"
+    memory = "" if row["memory_ratio"] is None else f" ({row['memory_ratio']:.2f})"
+    time_ratio = f"{row['time_ratio']:.2f}"
+    return (f"**{time_ratio}**" if row["variant"].startswith("privet") else time_ratio) + memory
+
+
+def described(rows: list[dict[str, Any]]) -> str:
+    machines = list(dict.fromkeys(", ".join(f"{k} {v}" for k, v in row["machine"].items()) for row in rows))
+    return "Measured on: " + "; ".join(machines) + "."
 
 
 def draw(rows: list[dict[str, Any]]) -> None:

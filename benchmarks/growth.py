@@ -21,6 +21,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _cases import Block, Case, Transformer
+from _page import put
 from engine import IMAGES, RESULTS, _status, cpu_seconds, machine, make_step
 
 
@@ -117,7 +118,22 @@ def main() -> None:
             ]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "growth.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    put("performance.md", "growth", "\n".join(table(rows)))
     draw(rows)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| what grows | size | plain, ms | Privet, ms | ratio | plain, MiB | Privet, MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for plain, ours in zip(rows[::2], rows[1::2], strict=True):
+        times, peaks = (plain["milliseconds"], ours["milliseconds"]), (plain["mebibytes"], ours["mebibytes"])
+        lines.append(
+            f"| {plain['curve']} ({plain['title']}) | {plain['size']} | {times[0]:.1f} | {times[1]:.1f} | "
+            f"{times[1] / times[0]:.2f} | {peaks[0]:.1f} | {peaks[1]:.1f} |"
+        )
+    return lines
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
