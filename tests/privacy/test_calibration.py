@@ -106,6 +106,13 @@ def test_schedules():
         Schedule.linear(1.0, 3.0, 3).at(3)
 
 
+def test_a_budget_of_a_million():
+    """No protection to speak of, and still no overflow."""
+    for epsilon in (1e4, 9e5):
+        sigma = calibrate_noise(epsilon, 1e-5, 0.1, 2)
+        assert fits(PLD.epsilon(PoissonSampled(0.1, Gaussian(sigma)) * 2, 1e-5), epsilon)
+
+
 def test_steps_are_not_lost_to_floating_point():
     """int(1 / (1 / n)) != n for 141 of the n up to 2000."""
     assert all(steps_of(n, 1, 1) == n for n in range(1, 2001))
@@ -129,6 +136,13 @@ def test_steps_are_not_lost_to_floating_point():
         (lambda: calibrate_steps(1.0, 1e-5, 0.0, 1.0), "any number of steps"),
         (lambda: calibrate_batch_size(0.01, 1e-9, 10, 0.5, steps=100), "an expected batch of one record"),
         (lambda: calibrate_batch_size(1.0, 1e-5, 10, 0.5), "either steps or epochs"),
+        (lambda: calibrate_batch_size(1.0, 1e-5, 0, 0.5, steps=3), "at least one example"),
+        (lambda: calibrate_batch_size(1.0, 1e-5, 10, 0.5, steps=0), "at least one step"),
+        (lambda: calibrate_batch_size(1.0, 1e-5, 10, 0.5, epochs=-1), "epochs must be positive"),
+        (lambda: Schedule.of([]), "at least one step"),
+        (lambda: Schedule.linear(1.0, 2.0, 0), "at least one step"),
+        (lambda: Schedule.of([1.0, 0.0]), "above 0"),
+        (lambda: Schedule.linear(-1.0, 2.0, 10), "above 0"),
         (lambda: Budget(1.0, 1e-5, "replace-one").after(Ledger()), "for replace-one and the ledger for add-remove"),
     ],
 )

@@ -119,3 +119,20 @@ def test_multiplying_by_a_fraction_is_no_event():
         Gaussian(1.0) * 1.5
     with pytest.raises(TypeError):
         Gaussian(1.0) + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Repeated(Gaussian(1.0), -3), "count of Repeated must be a whole number of at least 1"),
+        (lambda: Repeated(Gaussian(1.0), 0.5), "count of Repeated"),
+        (lambda: PoissonSampled(0.1, 3), "event of PoissonSampled must be an event, and is 3"),
+        (lambda: ShuffledEpoch(3, "a step"), "event of ShuffledEpoch must be an event"),
+        (lambda: Composed((Gaussian(1.0), "a step")), "events of Composed must be an event"),
+        (lambda: Gaussian(1.0).under("fine"), "A guarantee is Proved, Assumed or Claimed, and this is 'fine'"),
+    ],
+)
+def test_nothing_can_be_put_into_an_event_that_would_not_be_counted(make, message):
+    """A negative count took what had been spent off again, and an unknown guarantee was read as proved."""
+    with pytest.raises(InputError, match=message):
+        make()

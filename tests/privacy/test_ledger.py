@@ -175,3 +175,13 @@ def test_a_run_killed_at_any_moment_never_shows_less_than_it_used(path):
         recorded = len(Ledger.open(path, read_only=True))
         assert used <= recorded <= used + 4
     assert used > 0
+
+
+@pytest.mark.parametrize("entries", [[{"as": 7}], [{}], [{"event": Gaussian(1.0).to_dict()}, {"as": "x"}]])
+def test_an_entry_that_hashes_well_and_says_nothing_is_refused(path, entries):
+    """As a newer version, or a careless program, might write it."""
+    with Ledger(path) as ledger:
+        for entry in entries:
+            ledger._write(entry)
+    with pytest.raises(LedgerError, match=f"Line {len(entries) + 1} of the ledger"):
+        Ledger.open(path)

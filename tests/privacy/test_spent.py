@@ -23,3 +23,7 @@ def test_a_printed_epsilon_is_never_below_the_computed_one(epsilon):
 
 def test_plain_numbers_stay_plain():
     assert [round_up(x) for x in (0.0, 3.0, 2.98, 0.5, math.inf, 100.0)] == ["0", "3", "2.98", "0.5", "inf", "100"]
+
+
+def test_a_bound_just_below_a_thousand_is_written_out():
+    assert [round_up(epsilon) for epsilon in (998.2, 999.2, 1000.2)] == ["999", "1000", "1001"]

@@ -196,7 +196,10 @@ class Ledger:
             if claimed != _chain(self._head, entry):
                 raise LedgerError(f"The ledger {self.path} was edited: the running hash breaks at line {number + 1}.")
             self._head = claimed
-            self._take(entry, number)
+            try:
+                self._take(entry, number)
+            except (KeyError, TypeError):
+                raise LedgerError(f"Line {number + 1} of the ledger {self.path} is not an entry of a ledger.") from None
             heads.add(claimed)
             good += len(line)
         if head is not None and head not in heads:

@@ -18,8 +18,10 @@ class Schedule:
     parts: tuple[tuple[float, int], ...]
 
     def __post_init__(self) -> None:
-        if any(count < 1 for _, count in self.parts):
+        if not self.parts or any(count < 1 for _, count in self.parts):
             raise InputError("Every part of a schedule needs at least one step.")
+        if not all(0 < value < math.inf for value, _ in self.parts):
+            raise InputError("Every value of a schedule (a noise multiplier, a clipping norm) must be a number above 0.")
 
     @classmethod
     def of(cls, multipliers: Sequence[float]) -> Schedule:
@@ -42,6 +44,8 @@ class Schedule:
 
     @classmethod
     def _pieces(cls, multipliers: list[float], steps: int) -> Schedule:
+        if not multipliers:
+            raise InputError(f"A schedule needs at least one step and one piece, and has {steps} steps.")
         ends = [round(steps * (i + 1) / len(multipliers)) for i in range(len(multipliers))]
         counts = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
         return cls(tuple(zip(multipliers, counts, strict=True)))

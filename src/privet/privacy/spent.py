@@ -56,4 +56,5 @@ def round_up(epsilon: float) -> str:
         return f"{math.ceil(epsilon)}"
     digits = 2 - math.floor(math.log10(epsilon))
     # The tolerance keeps a value such as 3.0000000000000004 from being printed as 3.01.
-    return f"{math.ceil(epsilon * 10**digits * (1 - 1e-12)) / 10**digits:.3g}"
+    bound = math.ceil(epsilon * 10**digits * (1 - 1e-12)) / 10**digits
+    return f"{bound:.3g}" if bound < 1000 else "1000"

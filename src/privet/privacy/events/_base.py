@@ -117,6 +117,10 @@ class Repeated(Event):
     event: Event
     count: int
 
+    def __post_init__(self) -> None:
+        require_event(self, "event", self.event)
+        require_whole(self, "count", self.count)
+
     @property
     def sampling(self) -> str:
         return self.event.sampling
@@ -131,6 +135,10 @@ class Composed(Event):
     """All of these events on the same data, adaptively chosen."""
 
     events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            require_event(self, "events", event)
 
     @property
     def inner(self) -> tuple[Event, ...]:
@@ -151,6 +159,11 @@ class Under(Event):
 
     event: Event
     basis: Guarantee
+
+    def __post_init__(self) -> None:
+        require_event(self, "event", self.event)
+        if not isinstance(self.basis, Guarantee):
+            raise InputError(f"A guarantee is Proved, Assumed or Claimed, and this is {self.basis!r}.")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -198,6 +211,12 @@ def tally(event: Event) -> tuple[Leaf, ...]:
     for leaf, count in event.leaves():
         counts[leaf] = counts.get(leaf, 0) + count
     return tuple(sorted(counts.items(), key=lambda item: repr(item[0])))
+
+
+def require_event(owner: object, name: str, value: Event) -> None:
+    """Raise unless `value` is an event: what an accountant does not see, it does not count."""
+    if not isinstance(value, Event):
+        raise InputError(f"{name} of {type(owner).__name__} must be an event, and is {value!r}.")
 
 
 def require_number(owner: object, name: str, value: float, *, low: float = 0.0, high: float = math.inf) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scipy.special import bdtrc
 
 from privet.errors import InputError
-from privet.privacy.events._base import Event, require_number, require_whole
+from privet.privacy.events._base import Event, require_event, require_number, require_whole
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class PoissonSampled(Event):
 
     def __post_init__(self) -> None:
         require_number(self, "rate", self.rate, high=1.0)
+        require_event(self, "event", self.event)
 
     @property
     def sampling(self) -> str:
@@ -42,6 +43,7 @@ class PaddedPoisson(Event):
 
     def __post_init__(self) -> None:
         require_number(self, "rate", self.rate, high=1.0)
+        require_event(self, "event", self.event)
         require_whole(self, "examples", self.examples)
         require_whole(self, "rows", self.rows)
 
@@ -67,6 +69,7 @@ class FixedSizeSampled(Event):
     event: Event
 
     def __post_init__(self) -> None:
+        require_event(self, "event", self.event)
         require_whole(self, "size", self.size)
         require_whole(self, "examples", self.examples)
         if self.size > self.examples:
@@ -96,6 +99,7 @@ class ShuffledEpoch(Event):
 
     def __post_init__(self) -> None:
         require_whole(self, "batches", self.batches)
+        require_event(self, "event", self.event)
 
     @property
     def sampling(self) -> str:

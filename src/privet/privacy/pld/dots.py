@@ -77,7 +77,7 @@ def _dots(first: int, step: float, p: Array, q: Array, infinite: float) -> Dots:
     inside, counterpart = p[1:-1], q[1:-1]
     ends = grid(first + 1, step, len(inside))
     with np.errstate(over="ignore", invalid="ignore"):
-        lower = (counterpart * np.exp(ends) - inside) / math.expm1(step)
+        lower = (counterpart * np.exp(ends) - inside) / np.expm1(step)
     if ends[-1] > 700:
         # Where e^loss overflows the whole mass goes to the upper end, which is the pessimistic one.
         lower[~np.isfinite(lower)] = 0.0

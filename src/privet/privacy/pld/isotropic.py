@@ -7,6 +7,7 @@ c = (t^2 + 2 r t - tau^2) / (2 r tau), whose tail is an incomplete beta function
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -48,18 +49,32 @@ class IsotropicPair:
 
     def _above(self, losses: Array) -> Array:
         """P[L > t] for each t."""
-        radius, weight = _radii(self.dimension)
-        out = np.empty(len(losses))
-        half = (self.dimension - 1) / 2
-        for begin in range(0, len(losses), 4096):
-            t = np.clip(losses[begin : begin + 4096, None], -self.shift, self.shift)
-            cosine = (self.shift**2 - t**2 - 2 * radius * t) / (2 * radius * self.shift)
-            share = betainc(half, half, np.clip((cosine + 1) / 2, 0.0, 1.0))
-            out[begin : begin + 4096] = share @ weight
-        out = np.where(losses >= self.shift, 0.0, np.where(losses < -self.shift, 1.0, out))
+        # In many dimensions nearly all losses are far smaller than the largest one; what lies beyond is in the rounding.
+        reach = _reach(self.shift, self.dimension)
+        out = np.where(losses < 0, 1.0, 0.0)
+        inside = np.flatnonzero((losses >= -reach) & (losses < reach))
+        for some in np.split(inside, range(4096, len(inside), 4096)):
+            out[some] = _share_above(losses[some], self.shift, self.dimension)
         return np.asarray(np.minimum.accumulate(np.clip(out, 0.0, 1.0)) if losses[0] <= losses[-1] else out)
 
 
+def _share_above(losses: Array, shift: float, dimension: int) -> Array:
+    """P[L > t] for each t between -shift and shift, by quadrature."""
+    radius, weight = _radii(dimension)
+    t, half = losses[:, None], (dimension - 1) / 2
+    cosine = (shift**2 - t**2 - 2 * radius * t) / (2 * radius * shift)
+    return np.asarray(betainc(half, half, np.clip((cosine + 1) / 2, 0.0, 1.0)) @ weight)
+
+
+@lru_cache(maxsize=256)
+def _reach(shift: float, dimension: int) -> float:
+    """A loss that is exceeded with a probability of less than 1e-17, by halving; at most `shift`."""
+    halves = shift * np.exp2(-np.arange(40.0))
+    above = _share_above(halves, shift, dimension)
+    return float(halves[above < 1e-17].min(initial=shift))
+
+
+@lru_cache(maxsize=64)
 def _radii(dimension: int) -> tuple[Array, Array]:
     """Gauss-Legendre nodes and weights for r ~ Gamma(dimension), in pieces between its quantiles."""
     low = float(gammaincinv(dimension, 1e-17))
