@@ -21,7 +21,9 @@ class Schedule:
         if not self.parts or any(count < 1 for _, count in self.parts):
             raise InputError("Every part of a schedule needs at least one step.")
         if not all(0 < value < math.inf for value, _ in self.parts):
-            raise InputError("Every value of a schedule (a noise multiplier, a clipping norm) must be a number above 0.")
+            raise InputError(
+                "Every value of a schedule (a noise multiplier, a clipping norm) must be a number above 0."
+            )
 
     @classmethod
     def of(cls, multipliers: Sequence[float]) -> Schedule:
