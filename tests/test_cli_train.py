@@ -93,3 +93,51 @@ def test_a_run_is_never_written_over(finished):
 
 def test_a_method_that_does_not_exist_is_a_usage_error(tmp_path):
     assert privet("train", "--method", "magic", "--data", "digits", "--out", tmp_path / "a").exit_code == 2
+
+
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(finished, tmp_path, monkeypatch):
+    from privet.training.step import Step
+
+    whole, _ = finished
+    folder, arguments = tmp_path / "a", ["train", "--data", "digits", "--epsilon", 3, "--seed", 1]
+    release, done = Step.release, 0
+
+    def stopping(*given, **named):
+        nonlocal done
+        done += 1
+        if done == 47:
+            raise KeyboardInterrupt
+        return release(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "release", stopping)
+        assert privet(*arguments, "--out", folder).exit_code == 130
+    assert not (folder / "record.json").exists()
+    refused = privet(*arguments, "--out", folder)
+    assert refused.exit_code == 2
+    assert "holds a run already" in refused.stderr
+    page = privet(*arguments, "--out", folder, "--resume")
+    assert page.exit_code == 0, page.output
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    for name in ("model.safetensors", "ledger.jsonl"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_releases_of_a_stopped_run_are_not_made_again(tmp_path, monkeypatch):
+    from privet import data, recipes
+    from privet.training.step import Step
+
+    monkeypatch.setenv("PRIVET_DATA", str(tmp_path / "cache"))
+    digits, recipe = data.load("digits"), recipes.load("images")
+    asked = {"epsilon": 3.0, "delta": 1e-5, "folder": tmp_path / "a"}
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Step, "release", stopped)
+        recipes.fit(recipe, digits, **asked)
+    monkeypatch.setattr("privet.recipes.prepare.private_mean", stopped)
+    fitted = recipes.fit(recipe, digits, **asked, resume=True)
+    assert len(fitted.ledger) == 1 + fitted.steps
+    assert fitted.ledger.spent(1e-5).epsilon <= 3

@@ -166,10 +166,10 @@ def test_a_model_without_a_projection_has_no_dp_pca(plain, tmp_path):
 
 
 def test_fixed_noise_sets_the_number_of_steps(plain, tmp_path):
-    recipe = changed(plain, tmp_path, settings={"noise_multiplier": 4.0, "epochs": 1000.0})
+    recipe = changed(plain, tmp_path, settings={"noise_multiplier": 4.0, "epochs": 40.0})
     fitted = fit(recipe, toy((8, 8)), epsilon=1.0, delta=DELTA, seed=1)
     assert 0.9 < fitted.ledger.spent(DELTA).epsilon <= 1
-    assert 1 <= fitted.plan.steps < 10_000
+    assert 1 <= fitted.steps < fitted.plan.steps
     assert fitted.plan.noise.multiplier == 4.0
 
 

@@ -45,7 +45,8 @@ def demo(
 
     command = ("privet", *sys.argv[1:]) if sys.argv[1:2] == ["demo"] else ("privet", "demo")
     recipe = recipes.load(RECIPES[dataset.name])
-    record = train_by(recipe, dataset, out, epsilon=epsilon, delta=delta, seed=seed, note=note, command=command)
+    with recipes.staged(out) as folder:
+        record = train_by(recipe, dataset, folder, epsilon=epsilon, delta=delta, seed=seed, note=note, command=command)
     say(record, out, as_json)
 
 

@@ -34,7 +34,7 @@ Delta = Annotated[float, typer.Option(help="The delta of the statement.")]
 Seed = Annotated[int | None, typer.Option(help="Makes the run repeatable; such a model is not for release.", min=0)]
 
 
-def _recipe_names() -> list[str]:
+def recipe_names() -> list[str]:
     from privet import recipes
 
     return list(recipes.names())
@@ -57,9 +57,12 @@ def train(
         str | None,
         typer.Option(
             help="A recipe by name, or a .yaml file; without it, the one that fits the records.",
-            autocompletion=_recipe_names,
+            autocompletion=recipe_names,
         ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out that was stopped, or start it.")
+    ] = False,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +79,7 @@ def train(
     if not as_json:
         typer.echo(f"Recipe {chosen.name}, because {why}: {chosen.title}.")
         typer.echo(chosen.why)
-    record = train_by(chosen, dataset, out, epsilon=epsilon, delta=delta, seed=seed)
+    record = train_by(chosen, dataset, out, epsilon=epsilon, delta=delta, seed=seed, resume=resume)
     say(record, out, as_json)
 
 
@@ -105,6 +108,7 @@ def train_by(
     epsilon: float,
     delta: float,
     seed: int | None,
+    resume: bool = False,
     note: str = "",
     command: tuple[str, ...] | None = None,
 ) -> RunRecord:
@@ -124,6 +128,7 @@ def train_by(
             delta=delta,
             seed=seed,
             command=command or ("privet", *sys.argv[1:]),
+            resume=resume,
             note=note,
             on_step=show,
             progress=features,

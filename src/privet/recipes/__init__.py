@@ -3,6 +3,6 @@
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import outputs
 from privet.recipes.recipe import Recipe, Settings, load, names, pick
-from privet.recipes.run import run
+from privet.recipes.run import run, staged
 
-__all__ = ["Fitted", "Recipe", "Settings", "fit", "load", "names", "outputs", "pick", "run"]
+__all__ = ["Fitted", "Recipe", "Settings", "fit", "load", "names", "outputs", "pick", "run", "staged"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +14,13 @@ from torch import nn
 from privet.data import Dataset, Progress
 from privet.errors import InputError
 from privet.methods import dpsgd
-from privet.privacy import Ledger, calibrate_steps
-from privet.recipes.prepare import Prepared, prepare
+from privet.privacy import Ledger
+from privet.randomness import Randomness
+from privet.recipes.prepare import Prepared, build_model, prepare
 from privet.recipes.recipe import Recipe, Settings
+from privet.recipes.releases import Releases
 from privet.training import Plan
+from privet.training.folder import RunFolder
 
 OnStep = Callable[[dict[str, Any]], None]
 
@@ -28,6 +33,8 @@ class Fitted:
     prepared: Prepared
     ledger: Ledger
     plan: Plan
+    steps: int
+    """How many were done: fewer than planned where the budget came to its end before."""
     history: list[dict[str, Any]]
 
     @property
@@ -42,7 +49,8 @@ def fit(
     epsilon: float,
     delta: float,
     seed: int | None = None,
-    ledger: Ledger | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> Fitted:
@@ -53,42 +61,68 @@ def fit(
         dataset: its training records are protected; the accuracy after each epoch is measured on its test records.
         epsilon, delta: the budget.
         seed: makes the run repeatable, for experiments; a run that is released has none.
-        ledger: where every use of the records is recorded; without it, in memory.
+        folder: where the run keeps its ledger, its releases and its checkpoints; without it, in memory.
+        resume: continue the run in `folder` where there is one.
         on_step: called after each step, as `privet.methods.dpsgd.train` does.
         progress: called while features are computed.
     """
     settings = recipe.at(epsilon)
-    ledger = ledger if ledger is not None else Ledger()
-    prepared = prepare(recipe, settings, dataset, seed=seed, ledger=ledger, progress=progress)
     lot = round(settings.sampling_rate * len(dataset.train))
     if lot < 1:
         raise InputError(f"{dataset.name} has {len(dataset.train)} training records, too few for {recipe.name}.")
-    steps = settings.steps or max(1, round(settings.epochs * len(dataset.train) / lot))
-    noise: dict[str, Any] = {"epsilon": epsilon}
-    if settings.noise_multiplier:
-        affordable = calibrate_steps(
-            epsilon, delta, lot / len(dataset.train), settings.noise_multiplier, before=ledger.event
-        )
-        steps, noise = min(steps, affordable), {"noise_multiplier": settings.noise_multiplier}
+    model = build_model(recipe, dataset, seed)
+    run = RunFolder(folder, resume=resume) if folder is not None else None
+    ledger = run.ledger if run is not None else Ledger()
+    try:
+        releases = Releases(ledger, _before_training(seed), folder)
+        prepared = prepare(recipe, settings, dataset, model, releases, progress)
+        trained = _train(settings, prepared, epsilon, delta, seed, run or ledger, on_step)
+    finally:
+        if run is not None:
+            run.close()
+    return Fitted(settings, prepared, trained.ledger, trained.plan, trained.steps, trained.history)
+
+
+def _train(
+    settings: Settings,
+    prepared: Prepared,
+    epsilon: float,
+    delta: float,
+    seed: int | None,
+    kept: RunFolder | Ledger,
+    on_step: OnStep | None,
+) -> dpsgd.Trained:
+    records = len(prepared.train)
+    lot = round(settings.sampling_rate * records)
+    steps = settings.steps or max(1, round(settings.epochs * records / lot))
+    where: dict[str, Any] = {"ledger": kept} if isinstance(kept, Ledger) else {"folder": kept}
     optimizer = torch.optim.SGD(prepared.part.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
-    trained = dpsgd.train(
+    return dpsgd.train(
         prepared.part,
         optimizer,
         prepared.train,
         test=prepared.test,
         on_step=on_step,
-        ledger=ledger,
         batch_size=lot,
         steps=steps,
+        epsilon=epsilon,
+        # Noise that a paper states: the budget then ends the training.
+        noise_multiplier=settings.noise_multiplier or None,
         delta=delta,
         max_grad_norm=settings.clip,
         loss_reduction="mean",
         average=settings.average or None,
         scheduler=_falling(optimizer, settings) if settings.decay_epochs else None,
         seed=seed,
-        **noise,
+        **where,
     )
-    return Fitted(settings, prepared, ledger, trained.plan, trained.history)
+
+
+def _before_training(seed: int | None) -> Randomness:
+    """Streams of their own: noise that was drawn before training must not be drawn again in a step."""
+    if seed is None:
+        return Randomness.of(None)
+    return Randomness.of(int.from_bytes(hashlib.sha256(f"before training {seed}".encode()).digest()[:4], "big"))
 
 
 def _falling(optimizer: torch.optim.Optimizer, settings: Settings) -> torch.optim.lr_scheduler.LRScheduler:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import math
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ from privet import models
 from privet.data import Dataset, Progress, Split, compute_features
 from privet.errors import InputError
 from privet.methods.dp_pca import private_components
-from privet.methods.statistics import private_mean, private_second_moment
+from privet.methods.statistics import Statistic, private_mean, private_second_moment
 from privet.models.on_features import OnFeatures
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.recipes.recipe import Recipe, Settings
+from privet.recipes.releases import Releases
 
 _CHUNK = 2000
 _SMALLEST = 1e-3
@@ -63,31 +63,30 @@ def prepare(
     recipe: Recipe,
     settings: Settings,
     dataset: Dataset,
-    *,
-    seed: int | None,
-    ledger: Ledger,
-    progress: Progress | None = None,
+    model: nn.Module,
+    releases: Releases,
+    progress: Progress | None,
 ) -> Prepared:
-    """Build the model, make the releases that come before training, and give the records to train on.
+    """Make the releases that come before training, and give the records to train on.
 
     Formal guarantees: every look at the training records is in the ledger; the test records take no part.
     """
-    model = build_model(recipe, dataset, seed)
-    # A stream of its own: noise that was drawn here must not be drawn again in a step.
-    randomness = Randomness.of(None if seed is None else _derived(seed))
     if isinstance(model, OnFeatures):
         kept = compute_features(dataset, model.features, model.key, progress=progress)
-        _standardise(model, settings, kept.train, ledger, randomness)
+        _standardise(model, settings, kept.train, releases)
         return Prepared(model, model.head, *(_through(model.standardise, kept[s]) for s in ("train", "test")))
     if settings.components_noise:
         first, rest = _projecting(recipe, model)
         projection = cast(nn.Linear, first[-1])
-        components = private_components(
-            dataset.train,
-            projection.out_features,
-            noise_multiplier=settings.components_noise,
-            ledger=ledger,
-            randomness=randomness,
+        components = releases.get(
+            "components",
+            lambda ledger, randomness: private_components(
+                dataset.train,
+                projection.out_features,
+                noise_multiplier=settings.components_noise,
+                ledger=ledger,
+                randomness=randomness,
+            ),
         )
         projection.weight.data.copy_(components)
         return Prepared(model, rest, *(_through(first, dataset[s]) for s in ("train", "test")))
@@ -110,16 +109,19 @@ def scores(model: nn.Module, records: Split) -> Tensor:
         return torch.cat([model(records.batch(rows)[0]) for rows in torch.arange(len(records)).split(1000)])
 
 
-def _standardise(model: OnFeatures, settings: Settings, records: Split, ledger: Ledger, randomness: Randomness) -> None:
+def _standardise(model: OnFeatures, settings: Settings, records: Split, releases: Releases) -> None:
     """Put the private mean and the private whitening of the features into the model."""
     layer = model.standardise
     if settings.mean_noise:
-        mean = private_mean(
-            records,
-            bound=math.sqrt(layer.mean.numel()),
-            noise_multiplier=settings.mean_noise,
-            ledger=ledger,
-            randomness=randomness,
+        mean = releases.get(
+            "mean",
+            lambda ledger, randomness: private_mean(
+                records,
+                bound=math.sqrt(layer.mean.numel()),
+                noise_multiplier=settings.mean_noise,
+                ledger=ledger,
+                randomness=randomness,
+            ),
         )
         layer.mean.copy_(mean.view_as(layer.mean))
     if settings.whitening_noise:
@@ -127,15 +129,16 @@ def _standardise(model: OnFeatures, settings: Settings, records: Split, ledger: 
         def centred(rows: Tensor) -> Tensor:
             return rows.flatten(2) - layer.mean
 
-        for buffer, view in ((layer.channels, lambda rows: centred(rows).mT), (layer.places, centred)):
-            moment = private_second_moment(
-                records,
-                noise_multiplier=settings.whitening_noise,
-                ledger=ledger,
-                randomness=randomness,
-                view=view,
-            )
-            buffer.copy_(_power(moment * len(moment), settings.whitening_power))
+        for name, view in (("channels", lambda rows: centred(rows).mT), ("places", centred)):
+
+            def release(ledger: Ledger, randomness: Randomness, view: Statistic = view) -> Tensor:
+                noise = settings.whitening_noise
+                return private_second_moment(
+                    records, noise_multiplier=noise, ledger=ledger, randomness=randomness, view=view
+                )
+
+            moment = releases.get(name, release)
+            getattr(layer, name).copy_(_power(moment * len(moment), settings.whitening_power))
 
 
 def _power(matrix: Tensor, power: float) -> Tensor:
@@ -163,7 +166,3 @@ def _through(layer: nn.Module, records: Split) -> Split:
         for rows in torch.arange(len(records)).split(_CHUNK):
             made[rows[0] : rows[-1] + 1] = layer(records.batch(rows)[0])
     return Split(made, records.labels)
-
-
-def _derived(seed: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"before training {seed}".encode()).digest()[:4], "big")

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from privet.attacks import LossThreshold
 from privet.data import Dataset, Progress
-from privet.privacy import Ledger
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import arguments, scores
 from privet.recipes.recipe import Recipe
 from privet.report import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord, save_weights, versions, write_page
 
 FILES = ("ledger.jsonl", "model.safetensors", "record.json", "report.html")
+
+WORKING_FILES = ("checkpoint-*.safetensors", "releases.safetensors", "released.txt", "lock")
+"""What a run needs to go on, and is not for release: removed when it is finished."""
 
 OnStep = Callable[[dict[str, Any]], None]
 
@@ -36,39 +38,56 @@ def run(
     delta: float,
     seed: int | None,
     command: Sequence[str],
+    resume: bool = False,
     note: str = "",
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> RunRecord:
-    """Train, attack, and write the ledger, the weights, the record and the page into `out`.
+    """Train, attack, and leave the ledger, the weights, the record and the page in `out`.
 
-    Nothing is put into `out` before all of it is there, so an interrupted run leaves what the last one wrote.
+    Killed before the record is written, it goes on with `resume`; then its working files are removed.
     """
-    with _staged(out) as folder:
-        started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        losses: dict[int, float] = {}
+    started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    losses: dict[int, float] = {}
 
-        def remember(step: dict[str, Any]) -> None:
-            losses[step["step"]] = step["loss"]
-            if on_step is not None:
-                on_step(step)
+    def remember(step: dict[str, Any]) -> None:
+        losses[step["step"]] = step["loss"]
+        if on_step is not None:
+            on_step(step)
 
-        with Ledger(folder / "ledger.jsonl") as ledger:
-            fitted = fit(
-                recipe,
-                dataset,
-                epsilon=epsilon,
-                delta=delta,
-                seed=seed,
-                ledger=ledger,
-                on_step=remember,
-                progress=progress,
-            )
-        record = _record(recipe, dataset, fitted, losses, folder, delta=delta, seed=seed, command=command, note=note)
-        record = replace(record, created=created, seconds=round(time.monotonic() - started, 1))
-        record.write(folder)
-        write_page(folder)
-    return record
+    fitted = fit(
+        recipe,
+        dataset,
+        epsilon=epsilon,
+        delta=delta,
+        seed=seed,
+        folder=out,
+        resume=resume,
+        on_step=remember,
+        progress=progress,
+    )
+    record = _record(recipe, dataset, fitted, losses, out, delta=delta, seed=seed, command=command, note=note)
+    replace(record, created=created, seconds=round(time.monotonic() - started, 1)).write(out)
+    write_page(out)
+    for pattern in WORKING_FILES:
+        for file in out.glob(pattern):
+            file.unlink()
+    return RunRecord.read(out)
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """A folder beside `out` whose run takes its place at the end: an interrupted one leaves the last one as it was."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        yield staging
+        out.mkdir(parents=True, exist_ok=True)
+        # The ledger first: the record names the ledger's hash, so a crash in between is noticed, not hidden.
+        for name in FILES:
+            (staging / name).replace(out / name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _record(
@@ -129,12 +148,12 @@ def _accuracy(outputs: Tensor, labels: Tensor) -> float:
 def _settings(recipe: Recipe, fitted: Fitted) -> dict[str, str]:
     """The settings as the page shows them."""
     settings, plan = fitted.settings, fitted.plan
-    passes = plan.steps * plan.sampling.rate
+    passes = fitted.steps * plan.sampling.rate
     momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
     falls = f", falling to {settings.learning_rate_end:g}" if settings.decay_epochs else ""
     shown = {
         "Recipe": f"{recipe.name}: {recipe.title}",
-        "Steps": f"{plan.steps:,}, about {passes:.3g} passes over the data",
+        "Steps": f"{fitted.steps:,}, about {passes:.3g} passes over the data",
         "Lot": f"{plan.expected_batch_size:,.0f} records expected, each drawn with probability {plan.sampling.rate:.4g}",
         "Clipping": f"each record's gradient to a norm of at most C = {settings.clip:g}",
         "Noise": f"{plan.noise.describe()} on the sum of a lot",
@@ -160,18 +179,3 @@ def _epochs(history: list[dict[str, Any]], losses: dict[int, float]) -> tuple[Ep
             loss = sum(seen) / len(seen)
             epochs.append(Epoch(number, entry["step"], loss, entry["epsilon"], entry.get("accuracy")))
     return tuple(epochs)
-
-
-@contextmanager
-def _staged(out: Path) -> Iterator[Path]:
-    """A folder beside `out` whose files take their places in it at the end."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        yield staging
-        out.mkdir(parents=True, exist_ok=True)
-        # The ledger first: the record names the ledger's hash, so a crash in between is noticed, not hidden.
-        for name in FILES:
-            (staging / name).replace(out / name)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

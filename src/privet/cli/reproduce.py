@@ -1,0 +1,104 @@
+"""`privet reproduce`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privet.cli.program import AsJson, app
+from privet.cli.progress import fetching, training
+from privet.cli.train import Delta, check_budget, recipe_names
+
+if TYPE_CHECKING:
+    from privet.recipes import Recipe
+    from privet.recipes.table import Result, Row
+
+
+@app.command("reproduce", epilog="Example:  privet reproduce abadi-mnist --seeds 3")
+def reproduce(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe by name, or a .yaml file.", autocompletion=recipe_names, metavar="RECIPE")
+    ],
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...", min=1)] = 3,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="A budget, and more with more of it; without it, those of the recipe.")
+    ] = None,
+    delta: Delta = 1e-5,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where each training's figures are kept; what is there is not computed again."),
+    ] = None,
+    results: Annotated[Path | None, typer.Option(help="A JSON file of results to put the rows into.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a recipe at every budget over several seeds, and print the published figures beside ours."""
+    from privet import data, recipes
+    from privet.recipes import table
+
+    chosen = recipes.load(recipe)
+    budgets = tuple(epsilon or chosen.epsilons)
+    for budget in budgets:
+        check_budget(budget, delta)
+    with fetching() as progress:
+        dataset = data.load(chosen.data, progress=progress)
+    with training(delta) as show:
+        rows = table.reproduce(
+            chosen,
+            dataset,
+            out or Path("runs") / "reproduce" / chosen.name,
+            epsilons=budgets,
+            seeds=seeds,
+            delta=delta,
+            command=_command(recipe, seeds, epsilon, delta),
+            on_result=None if as_json else _say,
+            on_step=show,
+            progress=lambda what, done, total: show({"what": what, "step": done, "steps": total}),
+        )
+    if results is not None:
+        table.merge(results, rows)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
+    else:
+        typer.echo(shown(chosen, rows))
+
+
+def shown(recipe: Recipe, rows: list[Row]) -> str:
+    """The table for a terminal, which is also one for a page."""
+    lines = [
+        f"{recipe.title} ({recipe.data}, delta {rows[0].delta:g}, add/remove one record; Poisson sampling; PLD; proved)",
+        "",
+        "| epsilon | accuracy % | seeds | published % | difference | CPU seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        spread = f" ± {100 * row.std:.2f}" if row.std is not None else ""
+        beside, difference = "", ""
+        if paper := row.published(recipe):
+            at = "" if paper.epsilon == row.epsilon else f" at {paper.epsilon:g}"
+            beside = f"{paper.accuracy:g}{at} ({paper.by})"
+            difference = f"{100 * row.accuracy - paper.accuracy:+.2f}"
+        ours = f"{100 * row.accuracy:.2f}{spread}"
+        lines.append(f"| {row.epsilon:g} | {ours} | {row.seeds} | {beside} | {difference} | {row.seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def _say(result: Result) -> None:
+    typer.echo(
+        f"epsilon {result.epsilon:g}, seed {result.seed}: {100 * result.accuracy:.2f} % "
+        f"after {result.steps:,} steps, {result.seconds:.0f} s of CPU",
+        err=True,
+    )
+
+
+def _command(recipe: str, seeds: int, epsilons: list[float] | None, delta: float) -> str:
+    words = ["privet", "reproduce", recipe, "--seeds", str(seeds)]
+    for epsilon in epsilons or ():
+        words += ["--epsilon", f"{epsilon:g}"]
+    if delta != 1e-5:
+        words += ["--delta", f"{delta:g}"]
+    return shlex.join(words)
