@@ -1,11 +1,15 @@
 """Attacks on what a run releases: each scores every record, higher meaning "was in the training data"."""
 
 from privet.attacks.fitting import Fitting, fresh
+from privet.attacks.gradient_span import outside, reconstruct, span
+from privet.attacks.inversion import class_means, draw_inversion, invert
 from privet.attacks.lira import lira
 from privet.attacks.loss_threshold import LossThreshold, membership_scores
 from privet.attacks.membership import membership
 from privet.attacks.roc import Interval, Operating, Roc
 from privet.attacks.shadow import ShadowAttack, quarters
+from privet.attacks.synthetic import closest_records, density_ratio, distance_attack, exact_copies
+from privet.attacks.tables import linkability, singling_out
 
 __all__ = [
     "Fitting",
@@ -14,9 +18,21 @@ __all__ = [
     "Operating",
     "Roc",
     "ShadowAttack",
+    "class_means",
+    "closest_records",
+    "density_ratio",
+    "distance_attack",
+    "draw_inversion",
+    "exact_copies",
     "fresh",
+    "invert",
+    "linkability",
     "lira",
     "membership",
     "membership_scores",
+    "outside",
     "quarters",
+    "reconstruct",
+    "singling_out",
+    "span",
 ]

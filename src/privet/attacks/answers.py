@@ -31,7 +31,7 @@ def class_scores(model: Classifier, inputs: Inputs, *, outputs: Outputs = "logit
         raise InputError("An attack needs at least one record on each side, and one side is empty.")
     if hasattr(model, "predict_proba"):
         return _checked(_estimated(model, inputs)).log()
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         parts = [_checked(torch.as_tensor(model(x))) for x in torch.split(as_inputs(inputs), batch_size)]
     scores = torch.cat(parts)
     return scores if outputs == "logits" else scores.log()
@@ -70,7 +70,8 @@ def _checked(outputs: Tensor) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: Classifier) -> Iterator[None]:
+def evaluating(model: Classifier) -> Iterator[None]:
+    """Inside, a module is in evaluation mode; afterwards every part of it is in the mode it was in."""
     if not isinstance(model, nn.Module):
         yield
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,22 @@ from privet.cli.report import RunFolder
 from privet.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+    from privet.attacks import Roc
+    from privet.data import Dataset, Progress
     from privet.report import AttackResult
+
+PICTURE = "inversion.png"
+
+
+class Attack(StrEnum):
+    """Which attack."""
+
+    loss = "loss"
+    shadow = "shadow"
+    lira = "lira"
+    inversion = "inversion"
 
 
 class Signal(StrEnum):
@@ -28,16 +44,32 @@ class Signal(StrEnum):
 NAMES = {Signal.loss: "Loss threshold", Signal.confidence: "Confidence threshold (the attacker has no labels)"}
 
 
-@app.command("attack", epilog="Example:  privet attack runs/demo")
+@app.command("attack", epilog="Example:  privet attack runs/demo --attack lira --shadows 16")
 def attack(
     run: RunFolder,
-    signal: Annotated[Signal, typer.Option(help="Fit to the true label, or to the likeliest one.")] = Signal.loss,
+    kind: Annotated[
+        Attack,
+        typer.Option(
+            "--attack",
+            help="loss: how well each record is fitted; shadow: learnt from a shadow model; lira: each record against "
+            "shadow models with and without it; inversion: a picture of each class.",
+        ),
+    ] = Attack.loss,
+    signal: Annotated[
+        Signal, typer.Option(help="For loss: fit to the true label, or to the likeliest one.")
+    ] = Signal.loss,
+    shadows: Annotated[int, typer.Option(help="For lira: how many shadow models.", min=4)] = 16,
+    records: Annotated[int, typer.Option(help="For shadow and lira: at most so many on each side.", min=20)] = 2000,
+    epochs: Annotated[int, typer.Option(help="For shadow and lira: of the shadow models.", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="Of the shadow models.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the model of a run: can its training records be told from others? Updates the run's page."""
+    """Attack the model of a run: can its training records be told from others? Updates the run's page.
+
+    Shadow models have the run's architecture and are trained without noise, by Adam: shadow on test records that are
+    then not asked about, lira on random halves of the records in question.
+    """
     from privet import data
-    from privet.attacks import LossThreshold
-    from privet.recipes import outputs
     from privet.report import AttackResult, RunRecord, load_model, write_page
 
     record = RunRecord.read(run)
@@ -48,19 +80,94 @@ def attack(
         raise InputError(
             f"{run}: the run used other records than {record.data.name} holds now, so members cannot be told; run it again."
         )
-    with computing() as features:
-        members, others = outputs(model, dataset, progress=features)
-    attacked = LossThreshold(signal=signal.value)
-    roc = attacked(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
-    result = AttackResult.of(NAMES[signal], roc)
+    if kind is Attack.inversion:
+        _invert(model, dataset, run, as_json)
+        return
+    if kind is Attack.loss:
+        name, roc = NAMES[signal], _fit(model, dataset, signal)
+    else:
+        name, roc = _by_shadows(kind, model, dataset, shadows, records, epochs, seed)
+    result = AttackResult.of(name, roc)
     dataclasses.replace(record, attack=result).write(run)
     page = write_page(run)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result) | {"page": str(page)}, indent=1))
         return
-    for line in sentences(result):
+    for line in [*sentences(result), thresholds(result)]:
         typer.echo(line)
     typer.echo(f"The page: {page}")
+
+
+def _fit(model: nn.Module, dataset: Dataset, signal: Signal) -> Roc:
+    from privet.attacks import LossThreshold
+    from privet.recipes import outputs
+
+    with computing() as features:
+        members, others = outputs(model, dataset, progress=features)
+    attacked = LossThreshold(signal=signal.value)
+    return attacked(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
+
+
+def _by_shadows(
+    kind: Attack, model: nn.Module, dataset: Dataset, shadows: int, records: int, epochs: int, seed: int
+) -> tuple[str, Roc]:
+    import torch
+
+    from privet.attacks import Fitting, fresh, lira, membership
+
+    generator = torch.Generator().manual_seed(seed)
+    with computing() as features:
+        part, train, test = _trained_part(model, dataset, records, generator, features)
+    fitting = Fitting(lambda: fresh(part), epochs=epochs)
+    half = len(test[0]) // 2
+    if kind is Attack.shadow:
+        others, population = (test[0][:half], test[1][:half]), (test[0][half:], test[1][half:])
+        roc = membership(part, train, others, attack="shadow", train=fitting, population=population, seed=seed)
+        return "Shadow model (trained without noise)", roc
+    found = lira(part, train, test, fitting, generator, shadows=shadows)
+    return f"LiRA ({shadows} shadow models, {found.how.split(':')[0]}, without noise)", found.roc
+
+
+def _trained_part(
+    model: nn.Module, dataset: Dataset, records: int, generator: Generator, features: Progress | None
+) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The part of the model that was trained, and samples of the records as that part gets them."""
+    import torch
+
+    from privet.data import compute_features
+    from privet.models.on_features import OnFeatures
+
+    before: nn.Module | None = None
+    if isinstance(model, OnFeatures):
+        dataset = compute_features(dataset, model.features, model.key, progress=features)
+        before, model = model.standardise, model.head
+    sides = []
+    for split in (dataset.train, dataset.test):
+        chosen = torch.randperm(len(split), generator=generator)[:records]
+        x, y = split.batch(chosen)
+        with torch.no_grad():
+            sides.append((x if before is None else before(x), y))
+    return model, sides[0], sides[1]
+
+
+def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> None:
+    from privet.attacks import class_means, draw_inversion, invert
+
+    if len(dataset.shape) != 3:
+        raise InputError(f"{run}: an inversion is drawn as pictures, and the records of {dataset.name} are not images.")
+    classes = range(len(dataset.classes))
+    found = invert(model, classes, dataset.shape, smoothness=0.002)
+    means = class_means(*dataset.train.tensors, classes)
+    path = draw_inversion(run / PICTURE, found, dataset.classes, means)
+    if as_json:
+        confidence = dict(zip(dataset.classes, found.confidence.tolist(), strict=True))
+        typer.echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))
+        return
+    typer.echo(
+        f"Inversion: from nothing but the model, a picture of each class that it is "
+        f"{100 * float(found.confidence.min()):.0f} % or more sure of; beneath it the mean of the training records"
+    )
+    typer.echo(f"The picture, to be shown only to those who may see the data: {path}")
 
 
 def sentences(result: AttackResult) -> list[str]:
@@ -76,3 +183,13 @@ def sentences(result: AttackResult) -> list[str]:
         for rate in result.rates
     ]
     return lines
+
+
+def thresholds(result: AttackResult) -> str:
+    """Precision and recall at each threshold, on one line."""
+    parts = [
+        f"{point.threshold:g}: {'none called' if point.precision is None else f'{100 * point.precision:.1f} %'}"
+        f" / {100 * point.recall:.1f} %"
+        for point in result.points
+    ]
+    return f"precision / recall from a score of {', '.join(parts)}"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from privet.attacks import Roc
+from privet.attacks import Operating, Roc
 from privet.errors import InputError
 from privet.privacy import Ledger
 from privet.report.plain import MisfitError, build
@@ -21,6 +22,7 @@ from privet.report.plain import MisfitError, build
 FILE = "record.json"
 FORMAT = 1
 CURVE_POINTS = 400
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class AttackResult:
     rates: tuple[Rate, ...]
     false_positive_rate: tuple[float, ...]
     true_positive_rate: tuple[float, ...]
+    points: tuple[Operating, ...] = ()
+    """Precision and recall where a record is called a member from a score of 0.5, 0.6, ... on, as a probability."""
 
     def resolves(self, rate: Rate) -> bool:
         """Whether the non-members are enough for that false positive rate to mean one false alarm or more."""
@@ -108,6 +112,8 @@ class AttackResult:
             rates=tuple(rates),
             false_positive_rate=tuple(fpr_curve.tolist()),
             true_positive_rate=tuple(tpr_curve.tolist()),
+            # Scores are log-odds; a record of the run names the probability.
+            points=tuple(replace(roc.at(math.log(p / (1 - p))), threshold=p) for p in THRESHOLDS),
         )
 
 
