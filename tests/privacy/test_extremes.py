@@ -100,6 +100,7 @@ def test_one_release_of_known_loss_costs_exactly_that():
     """Not a grid's width more: 4e-4 too much before the largest loss was taken as a bound."""
     for release, epsilon in ((PureEpsilon(1.16), 1.16), (Laplace(4.0), 0.25), (PureEpsilon(0.3) * 3, 0.9)):
         assert PLD.epsilon(release, 1e-12) <= epsilon * (1 + 1e-12)
+        assert PLD.delta(release, epsilon * (1 + 1e-12)) == 0
 
 
 def test_a_tiny_delta_does_not_make_isotropic_noise_infinite():

@@ -52,7 +52,7 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> Answ
     if not pairs:
         return Answer(0.0, 0.0)
     sides = (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
-    infinite = max(math.fsum(count * pair.infinite[side] for pair, count in pairs) for side in sides)
+    infinite = max(_infinite(pairs, side) for side in sides)
     ceiling = _ceiling(pairs)
     if delta <= infinite:
         return Answer(ceiling if delta == infinite else math.inf, 0.0)
@@ -71,7 +71,13 @@ def delta_of(pairs: Pairs, epsilon: float) -> float:
     if not pairs:
         return 0.0
     sides = (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
+    if epsilon >= _ceiling(pairs):
+        return min(1.0, max(_infinite(pairs, side) for side in sides))
     return min(1.0, max(_one_delta(pairs, epsilon, side) for side in sides))
+
+
+def _infinite(pairs: Pairs, side: int) -> float:
+    return math.fsum(count * pair.infinite[side] for pair, count in pairs)
 
 
 def _ceiling(pairs: Pairs) -> float:
