@@ -198,7 +198,7 @@ def table(result: dict) -> str:
     query = result["progress bar, seconds a query"]
     lines += ["", f"Epsilon so far, every ten steps of a run: {query['median'] * 1000:.1f} ms a query (median).", ""]
     lines += [
-        f"CPU time, {result['machine']}. " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()) + ".",
+        f"{result['machine']}. " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()) + ".",
         "",
     ]
     return "\n".join(lines)
