@@ -18,6 +18,10 @@ class Noise(Protocol):
 
     def event(self) -> Event: ...
 
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of every coordinate, in units of the sum's scale."""
+
 
 class NoisePlan(Protocol):
     """The noise of every step of a run."""

@@ -63,6 +63,10 @@ class GaussianNoise:
         """The noise of step 0, 1, 2, ...: the same in each."""
         return self
 
+    @property
+    def deviation(self) -> float:
+        return self.multiplier
+
     def describe(self) -> str:
         return f"Gaussian, {self.multiplier:.4g} C"
 

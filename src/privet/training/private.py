@@ -17,6 +17,7 @@ from privet.gradients import Engine
 from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
 from privet.sampling import load_batches
+from privet.training.adam import CorrectedAdam
 from privet.training.average import Average
 from privet.training.folder import RunFolder
 from privet.training.limit import Limit
@@ -262,6 +263,9 @@ class Private:
                     for n in self._parameters
                 }
             )
+            for optimizer in self.optimizers:
+                if isinstance(optimizer, CorrectedAdam):
+                    optimizer.expect_noise({p: released.deviations[name] for name, p in self._parameters.items()})
             self.steps_done += 1
             self.stream = part.stream
 

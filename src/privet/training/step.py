@@ -67,9 +67,8 @@ class Step:
         record(self.plan.step_event(self.number), noisy)
         if isinstance(clipping, MovingClipping):
             clipping = clipping.after(noisy, expected)
-        deviation = getattr(noise, "multiplier", 0.0) / expected
         return Released(
             gradients={name: tensor.div_(expected) for name, tensor in noisy.items()},
             clipping=clipping,
-            deviations={name: scale * deviation for name, scale in self.bounded.scales.items()},
+            deviations={name: scale * noise.deviation / expected for name, scale in self.bounded.scales.items()},
         )

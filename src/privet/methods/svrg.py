@@ -1,0 +1,210 @@
+"""Variance reduction in the manner of SVRG (Johnson and Zhang 2013), with every use of the data accounted.
+
+Now and then the gradient at a snapshot of the model is released over all records. In between, a step releases only how much
+the gradients of its batch differ from those at the snapshot. The differences are short near the snapshot, so that they
+can be clipped to a small norm and need little noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from privet.clipping import FlatClipping
+from privet.data import Split
+from privet.errors import InputError
+from privet.gradients import Engine, PerExampleGradients
+from privet.gradients.norms import squared_norms
+from privet.methods.dpsgd import Loss, Trained
+from privet.noise import GaussianNoise
+from privet.privacy import Budget, Event, Ledger
+from privet.privacy.events import composed
+from privet.randomness import Randomness
+from privet.sampling import PoissonSampling
+from privet.training import Plan
+from privet.training.step import Step
+
+
+@dataclass(frozen=True)
+class SnapshotPlan:
+    """Steps on differences, and a snapshot before every `every` of them.
+
+    Formal guarantees: a step's release is the Gaussian mechanism on a Poisson sample, because one record contributes
+    ``clip(g(w) - g(snapshot))``, of norm at most the clipping norm; a snapshot's release is the Gaussian mechanism on all
+    records, one of which contributes ``clip(g(snapshot))``. Their sum, and everything that an optimizer makes of it, is
+    post-processing. `event` is all of them.
+    """
+
+    differences: Plan
+    snapshots: Plan
+    every: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"There is at least one step for each snapshot, not {self.every}.")
+        if self.snapshots.sampling.rate != 1 or self.snapshots.records != self.differences.records:
+            raise InputError("A snapshot's gradient is over all records of the plan: its sampling rate is 1.")
+        if self.snapshots.steps != -(-self.differences.steps // self.every):
+            raise InputError("There is one snapshot for every so many steps, begun ones included.")
+
+    @property
+    def event(self) -> Event:
+        """What the whole plan does to the data, in the order in which it is done."""
+        steps, every = self.differences.steps, self.every
+        parts = (
+            self.snapshots.step_event(number)
+            + self.differences.events(number * every, min((number + 1) * every, steps))
+            for number in range(self.snapshots.steps)
+        )
+        return composed(*parts)
+
+
+def snapshot_plan(
+    records: int,
+    *,
+    batch_size: int,
+    steps: int,
+    every: int,
+    delta: float,
+    max_grad_norm: float,
+    difference_norm: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    snapshot_noise: float | None = None,
+    before: Event | None = None,
+) -> SnapshotPlan:
+    """The plan of a run, its noise given or calibrated to a budget.
+
+    Args:
+        records: the public size of the data set.
+        batch_size, steps: of the steps on differences.
+        every: steps for each snapshot.
+        delta, epsilon: the budget, for all releases together.
+        max_grad_norm: the clipping norm of gradients at a snapshot.
+        difference_norm: the clipping norm of differences.
+        noise_multiplier: the noise of a step; without it, it is calibrated.
+        snapshot_noise: the noise multiplier of a snapshot over that of a step; by default such that both gradients are
+            noised alike: a snapshot then costs about as much as a step.
+        before: what was spent already.
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
+    rate = batch_size / records
+    ratio = difference_norm / (rate * max_grad_norm) if snapshot_noise is None else snapshot_noise
+
+    def plan(sigma: float) -> SnapshotPlan:
+        differences = Plan(PoissonSampling(rate), FlatClipping(difference_norm), GaussianNoise(sigma), steps, records)
+        whole = Plan(
+            PoissonSampling(1.0), FlatClipping(max_grad_norm), GaussianNoise(sigma * ratio), -(-steps // every), records
+        )
+        return SnapshotPlan(differences, whole, every)
+
+    if noise_multiplier is None:
+        assert epsilon is not None
+        budget = Budget(epsilon, delta)
+        budget = budget if before is None else budget.after(before)
+        guess = budget.noise_multiplier(rate, steps)
+        noise_multiplier = budget.least(lambda sigma: plan(sigma).event, guess, "noise multiplier")
+    return plan(noise_multiplier)
+
+
+def train(
+    model: nn.Module,
+    optimizer: Optimizer,
+    records: Split,
+    plan: SnapshotPlan,
+    *,
+    loss: Loss = nn.functional.cross_entropy,
+    ledger: Ledger | None = None,
+    seed: int | None = None,
+    physical_batch_size: int = 256,
+    on_step: Callable[[int], None] | None = None,
+) -> Trained:
+    """Train a classifier with variance-reduced private gradients; see `snapshot_plan`.
+
+    Per-example gradients of the model and of its snapshot are held at once, for `physical_batch_size` records: this is for
+    small models. `on_step` gets the number of steps that are done.
+    """
+    ledger = ledger if ledger is not None else Ledger()
+    if len(records) != plan.differences.records:
+        raise InputError(f"The plan is for {plan.differences.records} records, and the data set has {len(records)}.")
+    randomness = Randomness.of(seed)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    snapshot, level = model, dict[str, Tensor]()
+
+    def record(event: Event, _: Mapping[str, Tensor]) -> None:
+        ledger.record(event)
+
+    def gradients(network: nn.Module, indices: Tensor) -> PerExampleGradients:
+        with Engine(network) as engine:
+            if not len(indices):
+                return engine.empty()
+            inputs, labels = records.batch(indices)
+            loss(network(inputs), labels).backward()
+            return engine.gradients()
+
+    for number in range(plan.differences.steps):
+        if number % plan.every == 0:
+            snapshot = copy.deepcopy(model)
+            whole = Step(plan.snapshots, number // plan.every, randomness)
+            for part in _parts(whole.sample(len(records)), physical_batch_size):
+                whole.add(gradients(snapshot, part), plan.snapshots.clipping)
+            level = whole.release(record).gradients
+        step = Step(plan.differences, number, randomness)
+        for part in _parts(step.sample(len(records)), physical_batch_size):
+            step.add(Difference(gradients(model, part), gradients(snapshot, part)), plan.differences.clipping)
+        released = step.release(record).gradients
+        for name, parameter in parameters.items():
+            parameter.grad = released[name] + level[name]
+        optimizer.step()
+        if on_step is not None:
+            on_step(number + 1)
+    optimizer.zero_grad()
+    return Trained(model, ledger, plan.differences, [], plan.differences.steps)
+
+
+class Difference(PerExampleGradients):
+    """The gradients of the same records in two models, one less the other; a record that is bad in either is bad."""
+
+    def __init__(self, one: PerExampleGradients, other: PerExampleGradients) -> None:
+        if one.names != other.names or one.records != other.records:
+            raise InputError("Only gradients of the same records for the same parameters can be subtracted.")
+        self.records, self.names = one.records, one.names
+        minuend, subtrahend = one.instantiate(), other.instantiate()
+        self._instances = {name: minuend[name] - subtrahend[name] for name in self.names}
+        norms = {name: squared_norms(rows) for name, rows in self._instances.items()}
+        total = torch.stack(list(norms.values())).sum(0)
+        self.bad = one.bad | other.bad | ~total.isfinite()
+        for rows in self._instances.values():
+            rows[self.bad] = 0.0
+        self._squared = {name: norm.masked_fill(self.bad, 0.0) for name, norm in norms.items()}
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        return self._squared
+
+    def total_squared_norms(self) -> Tensor:
+        return torch.stack(list(self._squared.values())).sum(0)
+
+    def weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, last: bool = False) -> dict[str, Tensor]:
+        def weight(name: str) -> Tensor:
+            return weights if isinstance(weights, Tensor) else weights[name]
+
+        return {
+            name: torch.einsum("r,r...->...", weight(name).to(rows.dtype), rows)
+            for name, rows in self._instances.items()
+        }
+
+    def scaled_squared_norms(self, scales: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([squared_norms(rows * scales[name]) for name, rows in self._instances.items()]).sum(0)
+
+    def instantiate(self) -> dict[str, Tensor]:
+        return self._instances
+
+
+def _parts(indices: Tensor, size: int) -> Iterator[Tensor]:
+    yield from indices.split(size) if len(indices) else (indices,)

@@ -1,0 +1,120 @@
+"""Variance reduction: what one record contributes, what is accounted, and that it trains."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import privet
+from privet.clipping import FlatClipping
+from privet.data import Split
+from privet.errors import InputError
+from privet.gradients import Engine
+from privet.methods import svrg
+from privet.privacy import Gaussian, Ledger, PoissonSampled
+
+
+def records(count: int = 60) -> Split:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    return Split(x, (x[:, 0] > 0).long())
+
+
+def plan(**changes: object) -> svrg.SnapshotPlan:
+    known = {
+        "batch_size": 12, "steps": 7, "every": 3, "delta": 1e-5, "max_grad_norm": 1.0, "difference_norm": 0.2,
+        "noise_multiplier": 1.0,
+    }  # fmt: skip
+    return svrg.snapshot_plan(60, **{**known, **changes})
+
+
+def per_example(model: nn.Module, split: Split) -> torch.Tensor:
+    rows = []
+    for x, y in split:
+        loss = F.cross_entropy(model(x.unsqueeze(0)), y.unsqueeze(0))
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    return torch.stack(rows)
+
+
+def test_differences_are_those_of_a_loop_and_no_record_exceeds_the_norm() -> None:
+    split, model = records(20), nn.Linear(4, 2)
+    snapshot = copy.deepcopy(model)
+    with torch.no_grad():
+        model.weight.add_(torch.randn_like(model.weight))
+    taken = []
+    for network in (model, snapshot):
+        with Engine(network) as engine:
+            F.cross_entropy(network(split.inputs), split.labels).backward()
+            taken.append(engine.gradients())
+    difference = svrg.Difference(*taken)
+    expected = per_example(model, split) - per_example(snapshot, split)
+    torch.testing.assert_close(
+        difference.total_squared_norms().sqrt().float(), expected.norm(dim=1), rtol=1e-4, atol=1e-5
+    )
+    clipped = FlatClipping(0.2).clip(difference)
+    each = expected / (expected.norm(dim=1, keepdim=True) / 0.2).clamp(min=1)
+    found = torch.cat([clipped.tensors[name].flatten() for name in ("weight", "bias")])
+    torch.testing.assert_close(found, each.sum(0), rtol=1e-4, atol=1e-5)
+    assert clipped.sensitivity == 0.2
+
+
+def test_a_record_that_is_bad_in_either_model_contributes_nothing() -> None:
+    model, snapshot = nn.Linear(4, 2), nn.Linear(4, 2)
+    split = records(5)
+    split.inputs[2] = float("nan")
+    taken = []
+    for network in (model, snapshot):
+        with Engine(network) as engine:
+            F.cross_entropy(network(split.inputs), split.labels).backward()
+            taken.append(engine.gradients())
+    clipped = FlatClipping(1.0).clip(svrg.Difference(*taken))
+    assert clipped.bad == 1 and all(bool(t.isfinite().all()) for t in clipped.tensors.values())
+
+
+def test_the_ledger_holds_snapshots_and_steps_in_order() -> None:
+    ledger, chosen = Ledger(), plan()
+    model = nn.Linear(4, 2)
+    svrg.train(model, torch.optim.SGD(model.parameters(), lr=0.1), records(), chosen, ledger=ledger, seed=0)
+    step, whole = PoissonSampled(0.2, Gaussian(1.0)), Gaussian(1.0 * 0.2 / (0.2 * 1.0))
+    assert list(ledger) == [(whole, 1), (step, 3), (whole, 1), (step, 3), (whole, 1), (step, 1)]
+    assert ledger.event == chosen.event
+
+
+def test_a_step_is_the_noisy_clipped_difference_plus_the_released_snapshot() -> None:
+    """At the snapshot itself every difference is zero: the first step is the snapshot's gradient and noise alone."""
+    chosen = plan(noise_multiplier=1e-6, steps=2, every=2, max_grad_norm=100.0, difference_norm=100.0)
+    split, model = records(), nn.Linear(4, 2)
+    start = copy.deepcopy(model)
+    taken: list[torch.Tensor] = []
+    svrg.train(
+        model, torch.optim.SGD(model.parameters(), lr=0.5), split, chosen, seed=0,
+        on_step=lambda _: taken.append(torch.cat([p.detach().flatten() for p in model.parameters()]).clone()),
+    )  # fmt: skip
+    begin = torch.cat([p.detach().flatten() for p in start.parameters()])
+    torch.testing.assert_close(begin - taken[0], 0.5 * per_example(start, split).mean(0), atol=1e-3, rtol=1e-3)
+
+
+def test_the_budget_is_for_all_of_it() -> None:
+    chosen = plan(noise_multiplier=None, epsilon=2.0)
+    ledger = Ledger()
+    ledger.record(chosen.event)
+    assert 1.99 < ledger.spent(1e-5).epsilon <= 2.0
+    with pytest.raises(InputError, match="either epsilon"):
+        plan(epsilon=2.0)
+
+
+def test_it_trains_digits() -> None:
+    digits = privet.data.load("digits")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    chosen = svrg.snapshot_plan(
+        len(digits.train), batch_size=200, steps=40, every=10, epsilon=8.0, delta=1e-5, max_grad_norm=1.0,
+        difference_norm=0.5,
+    )  # fmt: skip
+    trained = svrg.train(model, torch.optim.SGD(model.parameters(), lr=2.0), digits.train, chosen, seed=0)
+    x, y = digits.test.tensors
+    assert float((model(x).argmax(1) == y).double().mean()) > 0.85
+    assert trained.ledger.spent(1e-5).epsilon <= 8.0

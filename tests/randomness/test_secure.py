@@ -1,0 +1,142 @@
+"""Random numbers of releases. The keys are fixed here, so that nothing fails by chance; false-alarm rates are stated."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+
+import pytest
+import torch
+from scipy import stats
+
+from privet.clipping import BoundedSum
+from privet.noise import GaussianNoise
+from privet.noise.gaussian import GRID
+from privet.randomness import Randomness, SecureSource
+from privet.sampling import PoissonSampling
+
+
+def source(key: bytes = b"k" * 32) -> SecureSource:
+    made = SecureSource()
+    made._key = key
+    return made
+
+
+def test_the_stream_is_shake_128_of_key_and_counter() -> None:
+    drawn = source()
+    first, second = drawn.integers(3), drawn.integers(2)
+    for counter, found in ((1, first), (2, second)):
+        expected = hashlib.shake_128(b"k" * 32 + counter.to_bytes(16, "little")).digest(8 * len(found))
+        assert found.numpy().tobytes() == expected
+
+
+def test_long_requests_are_continued_and_keys_differ() -> None:
+    assert len(source().integers(200_001).unique()) == 200_001
+    assert len(source().integers(0)) == len(source().normal(0)) == 0
+    assert not torch.equal(SecureSource().integers(4), SecureSource().integers(4))
+
+
+def test_normal_numbers_are_normal() -> None:
+    """Kolmogorov-Smirnov, variance, kurtosis and tails; false-alarm rate 1e-6 each."""
+    drawn, n = source().normal(400_001), 400_001
+    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-6
+    assert 1e-6 < stats.chi2.cdf(float(drawn.square().sum()), n) < 1 - 1e-6
+    assert abs(float(drawn.pow(4).mean()) - 3) < 4.9 * (96 / n) ** 0.5
+    assert stats.binomtest(int((drawn.abs() > 3.5).sum()), n, 2 * stats.norm.sf(3.5)).pvalue > 1e-6
+
+
+def test_draws_are_independent_of_each_other_and_between_calls() -> None:
+    """Correlations at lags, between the two halves that share a radius, of squares too; false-alarm rate 1e-6 each."""
+    drawn, bound = source(), 4.9
+    one, other = drawn.normal(2**17), drawn.normal(2**17)
+    for left, right in ((one[:-1], one[1:]), (one[: 2**15], one[2**15 : 2**16]), (one, other), (one, other.flip(0))):
+        for power in (1, 2):
+            a, b = left**power, right**power
+            found = float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+            assert abs(found) < bound / len(a) ** 0.5
+
+
+def test_coins_have_the_probability() -> None:
+    """Binomial test, false-alarm rate 1e-6; and the ends are exact."""
+    for probability in (0.001, 0.3, 0.5, 0.99):
+        heads = int(source().coins(200_000, probability).sum())
+        assert stats.binomtest(heads, 200_000, probability).pvalue > 1e-6
+    assert source().coins(1000, 1.0).all() and not source().coins(1000, 2.0**-64 / 2).any()
+
+
+def test_the_coin_s_threshold_is_exact() -> None:
+    half = source()
+    assert torch.equal(half.coins(1000, 0.5), source().integers(1000) < 0)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3])
+def test_secure_poisson_sampling(rate: float) -> None:
+    """Each record's count and the variance of the size; false-alarm rate 1e-6 each."""
+    records, draws, sampling, drawn = 40, 3000, PoissonSampling(rate), source()
+    joined = torch.zeros(draws, records)
+    for i in range(draws):
+        chosen = sampling.draw(records, drawn)
+        assert torch.equal(chosen, chosen.unique())
+        joined[i, chosen] = 1
+    expected = draws * rate
+    chi = float(((joined.sum(0) - expected) ** 2 / (expected * (1 - rate))).sum())
+    assert stats.chi2.sf(chi, records) > 1e-6
+    z = (float(joined.sum(1).var()) / (records * rate * (1 - rate)) - 1) * (draws / 2) ** 0.5
+    assert abs(z) < 6
+
+
+def test_secure_noise_has_the_scale() -> None:
+    """Chi-square of the variance and Kolmogorov-Smirnov; false-alarm rate 1e-6 each."""
+    scale = torch.linspace(0.5, 4, 200_000)
+    bounded = BoundedSum(
+        {"a": torch.full((200_000,), 7.0), "b": torch.zeros(100, 1000)}, 1.0, {"a": scale, "b": 0.3}, 10
+    )
+    noisy = GaussianNoise(1.7).add(bounded, source())
+    for standard in ((noisy["a"] - 7) / (1.7 * scale), noisy["b"].flatten() / (1.7 * 0.3)):
+        assert 1e-6 < stats.chi2.cdf(float(standard.double().square().sum()), len(standard)) < 1 - 1e-6
+        assert stats.kstest(standard[:20_000].numpy(), "norm").pvalue > 1e-6
+    assert noisy["b"].shape == (100, 1000) and noisy["b"].dtype == torch.float32
+
+
+def test_a_release_lies_on_a_grid_that_does_not_depend_on_the_sum() -> None:
+    """The attack of Mironov 2012: under plain floating-point noise the low bits tell sums apart; on the grid they cannot."""
+    sums = [torch.zeros(4000, dtype=torch.float64), torch.full((4000,), 1 / 3, dtype=torch.float64)]
+    on_grid = []
+    for total in sums:
+        bounded = BoundedSum({"a": total}, 1.0, {"a": 1.0}, 1)
+        noisy = GaussianNoise(1.0).add(bounded, source())["a"]
+        on_grid.append(bool(((noisy / GRID) == (noisy / GRID).round()).all()))
+        plain = GaussianNoise(1.0).add(bounded, torch.Generator().manual_seed(0))["a"]
+        assert not ((plain / GRID) == (plain / GRID).round()).all()
+    assert on_grid == [True, True]
+
+
+def test_rounding_costs_what_the_noise_is_enlarged_by() -> None:
+    """Neighbouring sums move apart by at most GRID sqrt(d) when they are rounded."""
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(5000, generator=generator, dtype=torch.float64)
+    step = torch.randn(5000, generator=generator, dtype=torch.float64)
+    other = one + step / step.norm()
+    rounded = ((one / GRID).round() - (other / GRID).round()).mul(GRID).norm()
+    assert float(rounded) <= 1 + GRID * 5000**0.5
+
+
+def test_a_key_is_neither_copied_nor_written() -> None:
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="neither written nor copied"):
+            attempt(source())
+
+
+def test_streams_of_a_seed_repeat_and_share_nothing() -> None:
+    one, again, next_one = Randomness.of(3), Randomness.of(3), Randomness.of(4)
+    states = [s.get_state() for r in (one, next_one) for s in (r.sampling, r.noise)]
+    states += [torch.Generator().manual_seed(k).get_state() for k in (3, 4, 6, 7)]
+    assert len({bytes(state.tolist()) for state in states}) == 8
+    assert torch.equal(one.noise.get_state(), again.noise.get_state())
+    assert one.mark == "reproducible, not for release" and Randomness.of(None).mark == "secret keys"
+    saved = one.state()
+    expected = torch.randn(3, generator=one.noise)
+    again.restore(saved)
+    assert torch.equal(torch.randn(3, generator=again.noise), expected)
+    assert Randomness.of(None).state() == {}
