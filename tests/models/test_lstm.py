@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import privet
 from privet.gradients import Engine
-from privet.models.lstm import LSTMClassifier, LSTMLanguageModel
+from privet.models import LSTMClassifier, LSTMLanguageModel
 
 WORDS, LENGTH = 12, 16
 

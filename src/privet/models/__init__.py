@@ -3,7 +3,16 @@
 from privet.models.cifar_cnn import crop_cnn
 from privet.models.cnn import tanh_cnn
 from privet.models.linear import softmax_regression
+from privet.models.lstm import LSTMClassifier, LSTMLanguageModel
 from privet.models.mlp import pca_mlp
 from privet.models.on_features import scattering_linear
 
-__all__ = ["crop_cnn", "pca_mlp", "scattering_linear", "softmax_regression", "tanh_cnn"]
+__all__ = [
+    "LSTMClassifier",
+    "LSTMLanguageModel",
+    "crop_cnn",
+    "pca_mlp",
+    "scattering_linear",
+    "softmax_regression",
+    "tanh_cnn",
+]
