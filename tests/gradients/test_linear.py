@@ -33,3 +33,26 @@ def test_layer_called_often_is_one_use(shape: tuple[int, ...], budget: int | Non
     engine = check(Often(), torch.randn(shape), memory_budget=budget)
     if len(shape) == 2:
         assert engine.explain().count("\n") == 1
+
+
+@pytest.mark.parametrize("length", [96, 97, 130])
+def test_long_sequences_take_the_gram_matrix_by_halves(length: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 160), nn.Tanh(), nn.Linear(160, 180))
+    engine = check(model, torch.randn(4, length, 200), memory_budget=0)
+    assert engine.explain().count("gram") == 2
+
+
+def test_sequences_in_front_of_the_records() -> None:
+    """Transposed, so not contiguous: the map is one product all the same, and the records are where they were."""
+
+    class SequenceFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.transpose(0, 1)).transpose(0, 1)
+
+    torch.manual_seed(0)
+    check(SequenceFirst(), torch.randn(5, 7, 6))

@@ -19,6 +19,9 @@ _GRAM_SLOWDOWN = 1.0
 
 _CACHE_BYTES = 2**20
 
+_SHORT_HALF = 48
+"""Shorter halves of a Gram matrix take as long as the whole."""
+
 
 @operation("linear")
 def linear(op: Operation) -> Any:
@@ -169,16 +172,19 @@ def _product(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def gram_blocks(rows: Tensor) -> list[Tensor]:
-    """The Gram matrix of each ``rows[i]`` in four blocks, of which it takes three: it is symmetric."""
+    """The Gram matrix of each ``rows[i]``; of long sequences three of its four blocks, for it is symmetric."""
     half = rows.shape[1] // 2
+    if half < _SHORT_HALF:
+        return [torch.bmm(rows, rows.mT)]
     first, last = rows[:, :half], rows[:, half:]
     return [torch.bmm(a, b.mT) for a, b in ((first, first), (last, last), (first, last))]
 
 
 def gram_squared_norms(x: Tensor, grad_gram: list[Tensor]) -> Tensor:
     """Squared norms of ``grad[i].T @ x[i]`` without forming it: the sum of the product of two Gram matrices."""
-    first, last, across = (
+    sums = [
         block.mul_(of_grad).flatten(1).sum(1, dtype=torch.float64)
         for block, of_grad in zip(gram_blocks(x), grad_gram, strict=True)
-    )
-    return (first + last + 2 * across).clamp_(min=0)
+    ]
+    total = sums[0] if len(sums) == 1 else sums[0] + sums[1] + 2 * sums[2]
+    return total.clamp_(min=0)
