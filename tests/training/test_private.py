@@ -183,6 +183,31 @@ def test_leaving_early_spends_what_was_used() -> None:
     assert len(private.ledger) == 6
 
 
+def test_a_loop_that_an_error_has_left_can_be_run_again() -> None:
+    """In a notebook the traceback keeps the old loop alive."""
+    model, optimizer, private = setup()
+    held = iter(private.batches())
+    x, y = next(held)
+    F.cross_entropy(model(x), y).backward()
+    run(model, optimizer, private)
+    assert len(private.ledger) == private.steps_done == 6
+    assert next(held, None) is None
+
+
+def test_progress_on_a_terminal_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(*setup())
+    from rich.console import Console
+
+    for terminal in (False, True):
+        monkeypatch.setattr(Console, "is_terminal", property(lambda self, terminal=terminal: terminal))
+        model, optimizer, private = setup()
+        for x, y in private.batches(progress=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), expected)
+
+
 def test_a_batch_without_backward_or_step_is_refused() -> None:
     model, optimizer, private = setup()
     with pytest.raises(PrivetError, match="A batch was not used"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from privet.data import Split
 from privet.privacy import Ledger
 from privet.training import BudgetExhausted, Plan, Private, make_private
 
+_LOOK_SECONDS = 0.2
 OnStep = Callable[[dict[str, Any]], None]
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -55,7 +57,8 @@ def train(
         augment: turns a batch of inputs into other ones of the same length, record by record; with `views`, each
             record comes that many times.
         on_step: gets a dictionary with step, steps, loss and epsilon after each step. The loss is that of the records in
-            the batch: it is for the eyes of whoever holds the data, it is not noised and it is not kept.
+            the batch: it is for the eyes of whoever holds the data, it is not noised and it is not kept. Epsilon is
+            computed a few times a second and after the last step: it may be a few steps old.
         ledger: where the steps are recorded.
     """
     history = _History()
@@ -89,6 +92,7 @@ def _loop(
     test: Split | None,
     on_step: OnStep | None,
 ) -> None:
+    epsilon, looked = 0.0, 0.0
     for inputs, labels in private.batches() if private.steps_done < private.plan.steps else ():
         before = private.steps_done
         if views > 1:
@@ -103,7 +107,8 @@ def _loop(
         if step == before:
             continue
         if on_step is not None:
-            epsilon = private.spent().epsilon
+            if time.monotonic() - looked > _LOOK_SECONDS or step == private.plan.steps:
+                epsilon, looked = private.spent().epsilon, time.monotonic()
             on_step({"step": step, "steps": private.plan.steps, "loss": float(value.detach()), "epsilon": epsilon})
         if step // private.steps_per_epoch > history.last_step // private.steps_per_epoch:
             history.add(private, model, test)

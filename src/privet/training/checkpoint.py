@@ -8,6 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,20 @@ def _write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(path.parent)
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
         raise PrivetError(
             f"The checkpoint {path} cannot be written: {error.strerror}. The one before it is as it was; make room and resume."
         ) from None
+
+
+def _sync(folder: Path) -> None:
+    """The new name is on the disk, too, where a folder can be told to be."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

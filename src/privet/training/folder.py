@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from privet.errors import InputError, PrivetError
-from privet.privacy import Event, Ledger
+from privet.privacy import Event, Ledger, Relation
 from privet.training.checkpoint import load_checkpoint, save_checkpoint
 from privet.training.identity import require_same
 from privet.training.journal import Journal
@@ -29,7 +29,15 @@ class RunFolder:
     release are never written. Checkpoints are working files of whoever holds the data, and not for release.
     """
 
-    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, resume: bool = False, relation: Relation = Relation.ADD_REMOVE, unit: str = "record"
+    ) -> None:
+        """
+        Args:
+            path: the folder; it is made where it is missing.
+            resume: continue the run that is there, or start one; without it a folder that holds one is refused.
+            relation, unit: of a new ledger.
+        """
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file: give a folder.")
@@ -45,7 +53,8 @@ class RunFolder:
             ledger = self.path / LEDGER
             if not resume and (self.state is not None or ledger.exists()):
                 raise InputError(f"{self.path} holds a run already: resume it (resume=True), or give another folder.")
-            self.ledger = self._open_ledger(ledger)
+            found = self._open_ledger(ledger)
+            self.ledger = Ledger(ledger, relation=relation, unit=unit) if found is None else found
         except BaseException:
             self._lock.release()
             raise
@@ -86,11 +95,11 @@ class RunFolder:
             self._journal.close()
         self._lock.release()
 
-    def _open_ledger(self, path: Path) -> Ledger:
+    def _open_ledger(self, path: Path) -> Ledger | None:
         if self.state is None and path.exists() and b"\n" not in path.read_bytes():
             path.unlink()  # killed while its first line was written: nothing was recorded
         if path.exists():
             return Ledger.open(path, head=self.state["ledger_head"] if self.state is not None else None)
         if self.state is not None:
             raise PrivetError(f"{path} is missing: a run is not continued without the ledger of what it used.")
-        return Ledger(path)
+        return None

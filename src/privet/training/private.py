@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -16,28 +15,15 @@ from privet.errors import InputError, PrivetError
 from privet.gradients import Engine
 from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
-from privet.sampling import load_batches
 from privet.training.adam import CorrectedAdam
 from privet.training.average import Average
+from privet.training.drawing import Part, Records
 from privet.training.folder import RunFolder
 from privet.training.limit import Limit
 from privet.training.optimizers import check_optimizers, guard, unguard
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
 from privet.training.state import Stateful, restore, state_of
-from privet.training.step import Step
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A physical batch that was drawn."""
-
-    step: Step
-    indices: Tensor
-    first: bool
-    last: bool
-    stream: Tensor | None
-    """The state of a seeded sampling stream after this step was drawn."""
 
 
 class Private:
@@ -68,8 +54,6 @@ class Private:
         save_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
     ) -> None:
-        if physical_batch_size is not None and physical_batch_size < 1:
-            raise InputError(f"physical_batch_size must be at least 1, not {physical_batch_size}.")
         self.plan, self.engine, self.ledger, self.delta = plan, engine, ledger, delta
         self.optimizers, self.randomness = tuple(optimizers), randomness
         self.average, self.scheduler = average, scheduler
@@ -79,10 +63,9 @@ class Private:
         self.bad_records = 0
         """Records whose gradient was not finite and contributed nothing; not to be published."""
         self.limit = Limit(plan, ledger, budget, delta)
-        self._dataset, self._size_is_public = dataset, size_is_public
-        self._physical, self._workers, self._collate = physical_batch_size, workers, collate
+        self._records = Records(dataset, size_is_public, physical_batch_size, workers, collate)
         self._parameters = {name: p for name, p in engine.model.named_parameters() if p.requires_grad}
-        self._part: _Part | None = None
+        self._part: Part | None = None
         self._batch: Any = None
         self._waiting: set[Optimizer] = set()
         """The optimizers that have not stepped on the batch that was handed out."""
@@ -90,7 +73,8 @@ class Private:
         self.stream: Tensor | None = None
         self.torch_state: Tensor | None = None
         self._paused = False
-        self._check_data()
+        self._running: Callable[[], Generator[Any] | None] = lambda: None
+        self._records.check(plan)
         check_optimizers(self.optimizers, self._parameters)
         self._run_folder, self._save_every = run, save_every or self.steps_per_epoch
         self.identity, self.stateful = dict(identity or {}), dict(stateful or {})
@@ -175,26 +159,27 @@ class Private:
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def _run(self, steps: int, progress: bool) -> Iterator[Any]:
-        self._check_data()
-        end = min(self.steps_done + steps, self._check_limit(self.steps_done))
+    def _run(self, steps: int, progress: bool) -> Generator[Any]:
+        before = self._running()
+        if before is not None:
+            before.close()  # a loop that an error has left, and that a traceback still holds
+        loop = self._loop(steps, progress)
+        self._running = ref(loop)
+        return loop
+
+    def _loop(self, steps: int, progress: bool) -> Generator[Any]:
+        self._records.check(self.plan)
         wanted = self.steps_done + steps
-        parts: deque[_Part] = deque()
+        end = min(wanted, self._check_limit(self.steps_done))
         with ExitStack() as stack:
             stack.enter_context(self.engine)
             stack.callback(self._forget)
             tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
-            if self.stream is not None and isinstance(self.randomness.sampling, torch.Generator):
-                self.randomness.sampling.set_state(self.stream)
-            if self.torch_state is not None:
-                torch.set_rng_state(self.torch_state)
-                self.torch_state = None
-            loaded = load_batches(self._dataset, self._draw(end, parts), workers=self._workers, collate=self._collate)
-            for batch in loaded:
-                part = self._part = parts.popleft()
+            self._continue_streams()
+            for part, batch in self._records.batches(self.plan, self.randomness, range(self.steps_done, end)):
                 if part.first:
                     self._check_limit(part.step.number)
-                self._batch, self._waiting = batch, set(self.optimizers)
+                self._part, self._batch, self._waiting = part, batch, set(self.optimizers)
                 if len(part.indices):
                     yield batch
                     self._check_used()
@@ -205,22 +190,18 @@ class Private:
                 self._part = self._batch = None
                 if part.last and tick is not None:
                     tick(lambda: self.spent().epsilon)
-                if part.last and self._run_folder is not None and self._is_due():
+                if part.last and self._is_due():
                     self.save()
         if end < wanted:
             self._check_limit(self.steps_done)
 
-    def _draw(self, end: int, parts: deque[_Part]) -> Iterator[Tensor]:
-        """The indices of the physical batches; what is to be known of each goes into `parts`, possibly ahead of its use."""
-        for number in range(self.steps_done, end):
-            step = Step(self.plan, number, self.randomness)
-            indices = step.sample(len(self._dataset))
-            source = self.randomness.sampling
-            stream = source.get_state() if isinstance(source, torch.Generator) else None
-            pieces = indices.split(self._physical) if self._physical and len(indices) else (indices,)
-            for place, piece in enumerate(pieces):
-                parts.append(_Part(step, piece, place == 0, place == len(pieces) - 1, stream))
-                yield piece
+    def _continue_streams(self) -> None:
+        """Draw on from the last step that was done, whatever was drawn ahead of it."""
+        if self.stream is not None and isinstance(self.randomness.sampling, torch.Generator):
+            self.randomness.sampling.set_state(self.stream)
+        if self.torch_state is not None:
+            torch.set_rng_state(self.torch_state)
+            self.torch_state = None
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._paused:
@@ -242,7 +223,7 @@ class Private:
             self._use(self._part)
         self._waiting.discard(optimizer)
 
-    def _use(self, part: _Part) -> None:
+    def _use(self, part: Part) -> None:
         """Turn the batch's backward pass into a part of the clipped sum, and the last one into the step's gradient."""
         gradients = self.engine.gradients() if len(part.indices) else self.engine.empty()
         if gradients.records != len(part.indices):
@@ -284,7 +265,8 @@ class Private:
             self.ledger.record(event)
 
     def _is_due(self) -> bool:
-        return self.steps_done % self._save_every == 0 or self.steps_done == self.plan.steps
+        at = self.steps_done
+        return self._run_folder is not None and (at % self._save_every == 0 or at == self.plan.steps)
 
     def _check_limit(self, step: int) -> int:
         run = self._run_folder
@@ -321,13 +303,6 @@ class Private:
                 "private.public() was given the private batch: inside it, nothing may come from a record."
             )
 
-    def _check_data(self) -> None:
-        if self._size_is_public and len(self._dataset) != self.plan.records:
-            raise InputError(
-                f"The plan is for {self.plan.records} records, and the data set has {len(self._dataset)}: make a new plan, or "
-                f"state the public size of the data with public_size=..."
-            )
-
 
 class Batches:
     """The batches of the steps to come; its length is the number of steps.
@@ -341,7 +316,7 @@ class Batches:
     def __len__(self) -> int:
         return self._steps
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
         return self._private._run(self._steps, self._progress)
 
 
