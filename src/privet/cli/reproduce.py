@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,8 @@ def reproduce(
             delta=delta,
             command=_command(recipe, seeds, epsilon, delta),
             on_result=None if as_json else _say,
-            on_step=show,
+            # The epsilon of every step costs time that a log does not need: it gets a line for each training.
+            on_step=show if sys.stderr.isatty() else None,
             progress=lambda what, done, total: show({"what": what, "step": done, "steps": total}),
         )
     if results is not None:

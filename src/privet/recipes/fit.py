@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from privet.data import Dataset, Progress
+from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
 from privet.methods import dpsgd
 from privet.privacy import Ledger
@@ -21,6 +21,8 @@ from privet.recipes.recipe import Recipe, Settings
 from privet.recipes.releases import Releases
 from privet.training import Plan
 from privet.training.folder import RunFolder
+
+_NUMBERS_AT_ONCE = 2**22
 
 OnStep = Callable[[dict[str, Any]], None]
 
@@ -104,6 +106,7 @@ def _train(
         test=prepared.test,
         on_step=on_step,
         batch_size=lot,
+        physical_batch_size=_physical(prepared.train, lot),
         steps=steps,
         epsilon=epsilon,
         # Noise that a paper states: the budget then ends the training.
@@ -116,6 +119,12 @@ def _train(
         seed=seed,
         **where,
     )
+
+
+def _physical(records: Split, lot: int) -> int | None:
+    """As many records as stay in the processor's cache: half the time of a whole lot of wide records."""
+    fits = max(1, _NUMBERS_AT_ONCE // records[0][0].numel())
+    return fits if fits < lot else None
 
 
 def _before_training(seed: int | None) -> Randomness:
