@@ -10,7 +10,7 @@ import torch
 
 from privet.errors import InputError
 from privet.models import scattering_linear
-from privet.models.scattering import GroupNormalise, Scattering
+from privet.models.scattering import GroupNormalise, Mirrored, Opponent, Scattering
 
 STORED = json.loads((Path(__file__).parent / "oracles" / "scattering.json").read_text())
 
@@ -95,6 +95,27 @@ def test_each_image_and_each_channel_by_itself():
     assert together.shape == (3, 2 * transform.coefficients, *transform.output_size)
     alone = transform(pictures[1:2, 1:])
     assert torch.allclose(together[1, 81:], alone[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("width", "scales", "angles"), [(16, 2, 8), (12, 2, 4), (24, 3, 4)])
+def test_an_image_and_its_mirror_image_are_the_same_mirrored(width, scales, angles):
+    pictures = torch.rand(2, 2, 12, width, generator=torch.Generator().manual_seed(0))
+    transform, mirrored = Scattering(12, width, scales, angles), Mirrored(2, scales, angles)
+    maps = transform(pictures)
+    one, other = mirrored(maps), mirrored(transform(pictures.flip(-1)))
+    # Inside: near the border, padding and sampling are not symmetric themselves.
+    assert one.shape == (*maps.shape[:3], (maps.shape[3] + 1) // 2)
+    assert float((one - other)[:, 1:].abs().max()) < 0.2 * float(one[:, 1:].abs().max())
+    symmetric = (maps + maps[:, mirrored.partner].flip(-1)) / 2
+    assert torch.allclose(one.flatten(1).norm(dim=1), symmetric.flatten(1).norm(dim=1), rtol=1e-5)
+    assert torch.allclose(mirrored(maps[:, mirrored.partner].flip(-1)), one, atol=1e-6)
+
+
+def test_colours_are_turned_without_changing_their_length():
+    pictures = torch.rand(2, 3, 4, 4)
+    turned = Opponent()(pictures)
+    assert torch.allclose(turned.norm(dim=1), pictures.norm(dim=1), atol=1e-6)
+    assert float(Opponent()(torch.ones(1, 3, 2, 2))[:, 1:].abs().max()) < 1e-6
 
 
 def test_normalised_images_are_bounded_whatever_they_hold():

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from privet.errors import InputError
 
-_ROUNDING = 1 + 1e-5
+ROUNDING = 1 + 1e-5
 """Norms are enlarged by this before they are compared, so that float32 rounding of the gradient never under-clips."""
 
 
 def clipping_factors(norms: Tensor, bound: float) -> Tensor:
     """``min(1, bound / norm)`` for each record."""
-    return (bound / (norms * _ROUNDING).clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+    return (bound / (norms * ROUNDING).clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
 
 
 def total_norms(squared: dict[str, Tensor]) -> Tensor:

@@ -6,41 +6,47 @@ import torch
 from torch import Tensor
 
 from privet.clipping.bounded import BoundedSum
-from privet.clipping.factors import check_bound, clipping_factors
+from privet.clipping.factors import ROUNDING, check_bound, clipping_factors
+
+_SMALLEST = 1e-30
+"""Records shorter than this count as zero: float32 could not scale them to length 1."""
 
 
 def clipped_sum(rows: Tensor, bound: float) -> BoundedSum:
-    """The sum of the rows, each scaled down to a Euclidean norm of at most `bound`; summed in float64.
+    """The sum of the rows, each scaled down to a Euclidean norm of at most `bound`, as float64.
 
     Formal guarantees: one record changes the sum by at most `bound`, whatever it holds; a row that is not finite
     contributes zero.
     """
     check_bound(bound)
-    flat = rows.flatten(1).to(torch.float64)
-    norms = flat.norm(dim=1)
+    flat = rows.flatten(1)
+    norms = flat.norm(dim=1, dtype=torch.float64)
     bad = ~norms.isfinite()
-    flat = torch.where(bad[:, None], 0.0, flat)
+    if bad.any():
+        flat = torch.where(bad[:, None], 0.0, flat)
     factors = clipping_factors(torch.where(bad, 0.0, norms), bound)
-    total = (factors.to(torch.float64) @ flat).reshape(rows.shape[1:])
+    total = (factors.to(flat.dtype) @ flat).reshape(rows.shape[1:]).to(torch.float64)
     return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), int(bad.sum()))
 
 
 def normalised_second_moment(records: Tensor) -> BoundedSum:
-    """The upper triangle of the sum of X_i^T X_i, each record X_i scaled to Frobenius norm 1; summed in float64.
+    """The upper triangle of the sum of X_i^T X_i, each record X_i scaled to Frobenius norm 1, as float64.
 
     `records` is ``(N, d)``, or ``(N, k, d)`` where a record has k rows. Names "diagonal" and "above" hold the triangle.
 
     Formal guarantees: adding or removing a record changes the triangle by at most 1, since |X^T X|_F <= |X|_F^2; a record
     that is zero or not finite contributes zero.
     """
-    rows = records.to(torch.float64)
-    rows = rows[:, None, :] if rows.ndim == 2 else rows
-    norms = rows.flatten(1).norm(dim=1)
+    rows = records[:, None, :] if records.ndim == 2 else records
+    norms = rows.norm(dim=(1, 2), dtype=torch.float64)
     bad = ~norms.isfinite()
-    usable = ~bad & (norms > 0)
-    rows = torch.where(usable[:, None, None], rows / torch.where(usable, norms, 1.0)[:, None, None], 0.0)
-    flat = rows.flatten(0, 1)
-    moment = flat.mT @ flat
+    usable = ~bad & (norms > _SMALLEST)
+    if not usable.all():
+        rows = torch.where(usable[:, None, None], rows, 0.0)
+    # As in clipping, norms are enlarged a little, so that rounding never lets a record count for more than 1.
+    factors = torch.where(usable, 1 / (norms * ROUNDING), 0.0)
+    flat = (rows * factors.to(rows.dtype)[:, None, None]).flatten(0, 1)
+    moment = (flat.mT @ flat).to(torch.float64)
     above = torch.triu_indices(len(moment), len(moment), offset=1)
     tensors = {"diagonal": moment.diagonal().clone(), "above": moment[above[0], above[1]]}
     return BoundedSum(tensors, 1.0, dict.fromkeys(tensors, 1.0), len(records), int(bad.sum()))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from privet.errors import InputError
-from privet.models.scattering import GroupNormalise, Scattering
+from privet.models.scattering import GroupNormalise, Mirrored, Opponent, Scattering
 
 
 class OnFeatures(nn.Module):
@@ -52,23 +52,35 @@ class Standardise(nn.Module):
 
 
 def scattering_linear(
-    channels: int = 1, height: int = 28, width: int = 28, classes: int = 10, groups: int = 27
+    channels: int = 1, height: int = 28, width: int = 28, classes: int = 10, groups: int = 27, mirrored: bool = False
 ) -> OnFeatures:
-    """A linear classifier of normalised scattering coefficients (Tramèr and Boneh 2021), zero at the start."""
-    features, key, (maps, *size) = _scattering(channels, height, width, groups)
+    """A linear classifier of normalised scattering coefficients (Tramèr and Boneh 2021), zero at the start.
+
+    Colours are turned into brightness and differences first. With `mirrored`, an image and its mirror image are the same.
+    """
+    features, key, maps, size = _scattering(channels, height, width, groups, mirrored)
     head = nn.Linear(maps * size[0] * size[1], classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return OnFeatures(features, key, Standardise(maps, *size), head)
 
 
-def _scattering(channels: int, height: int, width: int, groups: int) -> tuple[nn.Module, str, tuple[int, int, int]]:
+def _scattering(
+    channels: int, height: int, width: int, groups: int, mirrored: bool
+) -> tuple[nn.Module, str, int, tuple[int, int]]:
+    """The fixed part of a model, its key, and the number and the size of its maps."""
     scattering = Scattering(height, width)
     maps = channels * scattering.coefficients
     if maps % groups:
         raise InputError(f"The {maps} scattering maps of an image cannot be put into {groups} groups of equal size.")
     key = f"scattering-{scattering.scales}-{scattering.angles}-{groups}"
-    return nn.Sequential(scattering, GroupNormalise(groups)), key, (maps, *scattering.output_size)
+    layers: list[nn.Module] = [scattering, GroupNormalise(groups)]
+    rows, columns = scattering.output_size
+    if channels == 3:
+        layers, key = [Opponent(), *layers], f"opponent-{key}"
+    if mirrored:
+        layers, key, columns = [*layers, Mirrored(channels)], f"{key}-mirrored", (columns + 1) // 2
+    return nn.Sequential(*layers), key, maps, (rows, columns)
 
 
 def _is_identity(matrix: Tensor) -> bool:

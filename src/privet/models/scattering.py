@@ -102,6 +102,53 @@ class GroupNormalise(nn.Module):
         return nn.functional.group_norm(maps, self.groups)
 
 
+class Mirrored(nn.Module):
+    """What scattering maps of an image and of its mirror image have in common: half as many numbers, and as long a vector.
+
+    Mirroring an image mirrors its maps and exchanges the angles t and -t. Only sums over such pairs are kept: a model of
+    them gives an image and its mirror image the same scores, and noise has half as many places to be.
+    """
+
+    partner: Tensor
+
+    def __init__(self, channels: int, scales: int = 2, angles: int = 8) -> None:
+        super().__init__()
+        turned = [(angles - 2 - angle) % angles for angle in range(angles)]
+        first = [scale * angles + angle for scale in range(scales) for angle in turned]
+        # In the order of the transform: for each first wavelet, the coarser second ones.
+        second: dict[tuple[int, int, int, int], int] = {}
+        for scale in range(scales):
+            for angle in range(angles):
+                for coarser in range(scale + 1, scales):
+                    for other in range(angles):
+                        second[scale, angle, coarser, other] = len(second)
+        pairs = [second[s, turned[a], c, turned[o]] for s, a, c, o in second]
+        count = 1 + len(first) + len(second)
+        partner = [0, *(1 + i for i in first), *(1 + len(first) + i for i in pairs)]
+        whole = [channel * count + i for channel in range(channels) for i in partner]
+        self.register_buffer("partner", torch.tensor(whole), persistent=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        half = maps.shape[-1] // 2
+        both = maps + maps.index_select(1, self.partner).flip(-1)
+        # A column and its mirror image become one, at the length of the two; the middle column of an odd number is its own.
+        return torch.cat([both[..., :half] / math.sqrt(2), both[..., half : maps.shape[-1] - half] / 2], -1)
+
+
+class Opponent(nn.Module):
+    """Red, green and blue turned into brightness and two differences of colours; an orthogonal map of each pixel."""
+
+    turn: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        rows = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
+        self.register_buffer("turn", nn.functional.normalize(rows), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.einsum("oc,nchw->nohw", self.turn, images)
+
+
 def _padded(length: int, multiple: int) -> int:
     return ((length + multiple) // multiple + 1) * multiple
 

@@ -1,0 +1,111 @@
+"""The tables and the figures of docs/results.md, from benchmarks/results/accuracy.json.
+
+Nothing is trained here: rows are put into the file by `privet reproduce RECIPE --results benchmarks/results/accuracy.json`.
+
+    python benchmarks/accuracy.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+from privet import recipes
+from privet.cli.reproduce import shown
+from privet.recipes.table import Row
+from privet.report.plain import build
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
+PAGE = ROOT / "docs" / "results.md"
+IMAGES = ROOT / "docs" / "images"
+COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
+
+
+def main() -> None:
+    rows = [build(Row, row) for row in json.loads(RESULTS.read_text(encoding="utf-8")) if "recipe" in row]
+    by_recipe: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.epsilon):
+        by_recipe.setdefault(row.recipe, []).append(row)
+    fill_tables(by_recipe)
+    matplotlib.rcParams["svg.hashsalt"] = "privet"
+    against_epsilon(by_recipe)
+    against_epochs(by_recipe)
+
+
+def fill_tables(by_recipe: dict[str, list[Row]]) -> None:
+    """Put the table of each recipe between its marks on the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, rows in by_recipe.items():
+        commands = "\n".join(dict.fromkeys(row.command for row in rows))
+        table = "\n".join(shown(recipes.load(name), rows).splitlines()[2:])
+        block = f"<!-- {name} -->\n```sh\n{commands}\n```\n\n{table}\n<!-- /{name} -->"
+        page = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, page, flags=re.DOTALL)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def against_epsilon(by_recipe: dict[str, list[Row]]) -> None:
+    """Accuracy against epsilon, a panel for each data set, published figures as crosses."""
+    data = [
+        name for name in ("mnist", "fashion-mnist", "cifar10") if any(r[0].data == name for r in by_recipe.values())
+    ]
+    figure, panels = plt.subplots(1, len(data), figsize=(4.2 * len(data), 3.6), squeeze=False)
+    for name, axes in zip(data, panels[0], strict=True):
+        curves = {recipe: rows for recipe, rows in by_recipe.items() if rows[0].data == name}
+        for colour, (recipe, rows) in zip(COLOURS, curves.items(), strict=False):
+            where = [row.epsilon for row in rows]
+            spread = [100 * (row.std or 0) for row in rows]
+            axes.errorbar(
+                where, [100 * row.accuracy for row in rows], spread, label=recipe, color=colour, marker="o", ms=4
+            )
+            published = recipes.load(recipe).published
+            axes.plot([p.epsilon for p in published], [p.accuracy for p in published], "x", color=colour, ms=7, mew=2)
+        axes.set_xscale("log")
+        ticks = sorted({row.epsilon for rows in curves.values() for row in rows})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_title(name, fontsize=10)
+        dress(axes, "epsilon at delta = 1e-05")
+    save(figure, "accuracy-epsilon.svg")
+
+
+def against_epochs(by_recipe: dict[str, list[Row]]) -> None:
+    """Accuracy against epochs, a panel for each budget, as in the paper's figures."""
+    rows = by_recipe.get("abadi-mnist") or by_recipe["mnist-scattering"]
+    practical = {row.epsilon: row for row in by_recipe.get("mnist-scattering", [])}
+    figure, panels = plt.subplots(1, len(rows), figsize=(4.2 * len(rows), 3.6), squeeze=False, sharey=True)
+    for row, axes in zip(rows, panels[0], strict=True):
+        drawn = [row] + ([practical[row.epsilon]] if row.epsilon in practical and row.recipe == "abadi-mnist" else [])
+        for colour, each in zip(COLOURS[1::-1], drawn, strict=False):
+            epochs, _, accuracies = zip(*each.curve, strict=True)
+            axes.plot(epochs, [100 * value for value in accuracies], color=colour, label=each.recipe)
+        if paper := row.published(recipes.load(row.recipe)):
+            axes.axhline(paper.accuracy, color="#888888", linestyle=":", label=f"published: {paper.accuracy:g} %")
+        axes.set_xscale("log")
+        axes.set_title(f"epsilon {row.epsilon:g}, delta {row.delta:g}", fontsize=10)
+        axes.set_ylim(60, 100)
+        dress(axes, "epoch")
+    save(figure, "accuracy-epochs.svg")
+
+
+def dress(axes: Any, label: str) -> None:
+    axes.set_xlabel(label)
+    axes.set_ylabel("accuracy on test records, %")
+    axes.grid(visible=True, alpha=0.2)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def save(figure: Any, name: str) -> None:
+    figure.tight_layout()
+    figure.savefig(IMAGES / name, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
