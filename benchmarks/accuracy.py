@@ -8,7 +8,7 @@ Nothing is trained here: rows are put into the file by `privet reproduce RECIPE 
 from __future__ import annotations
 
 import json
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from privet.cli.reproduce import shown
 from privet.recipes.table import Row
 from privet.report.plain import build
 
+sys.path.insert(0, str(Path(__file__).parent))
+from _page import put
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
-PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
 
@@ -42,13 +44,10 @@ def main() -> None:
 
 def fill_tables(by_recipe: dict[str, list[Row]]) -> None:
     """Put the table of each recipe between its marks on the page."""
-    page = PAGE.read_text(encoding="utf-8")
     for name, rows in by_recipe.items():
         commands = "\n".join(dict.fromkeys(row.command for row in rows))
         table = "\n".join(shown(recipes.load(name), rows).splitlines()[2:])
-        block = f"<!-- {name} -->\n```sh\n{commands}\n```\n\n{table}\n<!-- /{name} -->"
-        page = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, page, flags=re.DOTALL)
-    PAGE.write_text(page, encoding="utf-8")
+        put("results.md", name, f"```sh\n{commands}\n```\n\n{table}")
 
 
 def against_epsilon(by_recipe: dict[str, list[Row]]) -> None:
