@@ -7,6 +7,7 @@ PAGES = {
     "Home": "index.md",
     "Data": "data.md",
     "Accounting": "accounting.md",
+    "Recipes": "recipes.md",
     "Results": "results.md",
     "Performance": "performance.md",
     "Dependencies": "dependencies.md",

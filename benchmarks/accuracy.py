@@ -77,7 +77,7 @@ def against_epsilon(by_recipe: dict[str, list[Row]]) -> None:
 
 def against_epochs(by_recipe: dict[str, list[Row]]) -> None:
     """Accuracy against epochs, a panel for each budget, as in the paper's figures."""
-    rows = by_recipe.get("abadi-mnist") or by_recipe["mnist-scattering"]
+    rows = by_recipe.get("abadi-mnist") or by_recipe.get("mnist-scattering") or next(iter(by_recipe.values()))
     practical = {row.epsilon: row for row in by_recipe.get("mnist-scattering", [])}
     figure, panels = plt.subplots(1, len(rows), figsize=(4.2 * len(rows), 3.6), squeeze=False, sharey=True)
     for row, axes in zip(rows, panels[0], strict=True):
