@@ -69,3 +69,10 @@ def test_what_cannot_be_audited_is_a_sentence_and_two(tmp_path):
     other = privet("audit", tmp_path)
     assert other.exit_code == 2
     assert "privet.audit.mechanism" in other.stderr
+
+
+@pytest.mark.parametrize("method", ["mean", "second-moment"])
+def test_releases_before_training_are_audited_by_name(method):
+    page = privet("audit", "--method", method, "--draws", 200)
+    assert page.exit_code == 0, page.output
+    assert page.stdout.startswith(f"Private {method.replace('-', ' ')}: epsilon is at least")

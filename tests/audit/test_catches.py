@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from privet.audit import step
+from privet.audit import release, step
 from privet.audit.one_step import clippings
 from tests.audit.broken import BUGS, Bug
 
@@ -40,6 +40,12 @@ def test_every_mechanism_of_the_library_is_consistent(kind: str, rate: float):
 def test_one_step_reaches_nearly_all_of_its_epsilon(kind: str):
     found = step(clippings()[kind], draws=200_000)
     assert 0.9 * found.claimed_epsilon < found.lower_bound <= found.claimed_epsilon
+
+
+@pytest.mark.parametrize("kind", ["mean", "second-moment"])
+def test_releases_before_training_are_consistent(kind: str):
+    found = release(kind, draws=3000)
+    assert 0.7 * found.claimed_epsilon < found.lower_bound <= found.claimed_epsilon
 
 
 def test_noise_from_secret_keys_is_consistent_too():

@@ -23,6 +23,8 @@ class Method(StrEnum):
     """What can be audited by its name."""
 
     dpsgd = "dpsgd"
+    mean = "mean"
+    second_moment = "second-moment"
 
 
 class Clip(StrEnum):
@@ -65,6 +67,9 @@ def audit(
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
     from privet.audit import training
 
+    if method not in (None, Method.dpsgd):
+        _say([_release(method.value, noise, delta, draws, confidence, seed)], None, as_json)
+        return
     kinds = [Clip.flat] if run is not None else list(Clip)[1:] if clipping is Clip.every else [clipping]
     if run is not None:
         delta, rate, noise, steps = _recorded(run)
@@ -91,6 +96,12 @@ def _one_step(kind: str, noise: float, rate: float, delta: float, draws: int, co
     name = f"One step of DP-SGD, {kind} clipping"
     settings = {"rate": rate, "delta": delta, "draws": draws, "confidence": confidence}
     return step(clippings()[kind], noise, name=name, seed=seed, **settings)  # type: ignore[arg-type]
+
+
+def _release(kind: str, noise: float, delta: float, draws: int, confidence: float, seed: int) -> Audit:
+    from privet.audit import release
+
+    return release(kind, noise, delta=delta, draws=draws, confidence=confidence, seed=seed)
 
 
 def _recorded(run: Path) -> tuple[float, float, float, int]:

@@ -1,0 +1,73 @@
+"""Audits of releases that come before training: a private mean, and the second moment that DP-PCA takes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from privet.audit.black_box import mechanism
+from privet.audit.bounds import GaussianTradeOff
+from privet.audit.result import Audit
+from privet.data import Split
+from privet.methods.statistics import private_mean, private_second_moment
+from privet.privacy import Ledger
+from privet.randomness import Randomness
+
+Release = Callable[[Split, float, Ledger, Randomness], Tensor]
+
+RECORDS = torch.tensor([[0.0, 0.5, 0.0], [0.0, 0.0, -0.5], [1e3, 0.0, 0.0]])
+"""The canary is the last, and orthogonal to the others. Without it its row is zero: the number of records is public."""
+
+
+def _mean(records: Split, noise_multiplier: float, ledger: Ledger, randomness: Randomness) -> Tensor:
+    return private_mean(records, bound=1.0, noise_multiplier=noise_multiplier, ledger=ledger, randomness=randomness)
+
+
+def _moment(records: Split, noise_multiplier: float, ledger: Ledger, randomness: Randomness) -> Tensor:
+    return private_second_moment(records, noise_multiplier=noise_multiplier, ledger=ledger, randomness=randomness)[0]
+
+
+RELEASES: dict[str, Release] = {"mean": _mean, "second-moment": _moment}
+"""By name; both are looked at in their first coordinate, which the canary alone moves."""
+
+
+def release(
+    kind: str,
+    noise_multiplier: float = 1.0,
+    *,
+    delta: float = 1e-5,
+    draws: int = 8000,
+    confidence: float = 0.99,
+    seed: int = 0,
+) -> Audit:
+    """Audit a release of `privet.methods.statistics`; the claim is the event that it writes to its ledger.
+
+    Formal guarantees: the bound is that of a Gaussian trade-off, which is what that event claims.
+    """
+    made = RELEASES[kind]
+    ledger = Ledger()
+
+    def fn(records: Split, generator: torch.Generator) -> Tensor:
+        return made(records, noise_multiplier, ledger, Randomness(generator, generator, seed))
+
+    absent = RECORDS.clone()
+    absent[-1] = 0
+    labels = torch.zeros(len(RECORDS), dtype=torch.int64)
+    data, neighbour = Split(RECORDS, labels), Split(absent, labels)
+    fn(data, torch.Generator().manual_seed(seed))
+    ((event, _),) = ledger
+    return mechanism(
+        fn,
+        data,
+        neighbour,
+        claimed=event,
+        delta=delta,
+        score=lambda row: float(row[0]),
+        draws=draws,
+        bound=GaussianTradeOff(delta, confidence),
+        name=f"Private {kind.replace('-', ' ')}",
+        setting="three records, of which one is far above the bound or zero",
+        seed=seed,
+    )
