@@ -9,6 +9,8 @@ PAGES = {
     "Accounting": "accounting.md",
     "Recipes": "recipes.md",
     "Results": "results.md",
+    "Attacks": "attacks.md",
+    "Audits": "audit.md",
     "Performance": "performance.md",
     "Dependencies": "dependencies.md",
 }

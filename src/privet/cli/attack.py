@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -164,8 +165,8 @@ def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> Non
         typer.echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))
         return
     typer.echo(
-        f"Inversion: from nothing but the model, a picture of each class that it is "
-        f"{100 * float(found.confidence.min()):.0f} % or more sure of; beneath it the mean of the training records"
+        f"Inversion: from nothing but the model, a picture of each class, of which it is at least "
+        f"{math.floor(1000 * float(found.confidence.min())) / 10:g} % sure; beneath it the mean of the training records"
     )
     typer.echo(f"The picture, to be shown only to those who may see the data: {path}")
 
@@ -192,4 +193,5 @@ def thresholds(result: AttackResult) -> str:
         f" / {100 * point.recall:.1f} %"
         for point in result.points
     ]
-    return f"precision / recall from a score of {', '.join(parts)}"
+    share = result.members / (result.members + result.non_members)
+    return f"precision / recall from a score of {', '.join(parts)} (calling everybody: {100 * share:.1f} % / 100 %)"

@@ -14,7 +14,6 @@ from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.audit import Audit
-    from privet.privacy import Ledger
 
 FILE = "audit.json"
 
@@ -60,8 +59,8 @@ def audit(
     """Bound epsilon from below by attacking the mechanism itself; ends with 1 if a claim is refuted.
 
     An audit runs the code that trains, on the records that tell the most, and sees everything that it releases. Of a
-    run it audits one step and the whole training with the noise, sampling and steps of its ledger, and
-    writes audit.json into its folder.
+    run it audits the most frequent step of its ledger, once and as often as it happened, and writes audit.json into
+    its folder.
     """
     if (run is None) == (method is None):
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
@@ -105,23 +104,23 @@ def _release(kind: str, noise: float, delta: float, draws: int, confidence: floa
 
 
 def _recorded(run: Path) -> tuple[float, float, float, int]:
-    """The delta, rate, noise and steps of a run of equal DP-SGD steps, from its ledger."""
+    """The delta of a run, and the rate, noise and number of its most frequent step, from its ledger."""
     from privet.privacy import Gaussian, PoissonSampled
     from privet.report import RunRecord
 
     record = RunRecord.read(run)
-    ledger: Ledger = record.open_ledger(run)
-    events = list(ledger)
-    if len(events) == 1:
-        (event, steps), rate = events[0], 1.0
-        if isinstance(event, PoissonSampled):
-            rate, event = event.rate, event.event
-        if isinstance(event, Gaussian):
-            return record.delta, rate, event.noise_multiplier, steps
-    raise InputError(
-        f"{run}: only runs whose ledger holds equal steps of (sampled) Gaussian noise can be audited again; "
-        f"audit other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."
-    )
+    steps: list[tuple[int, float, float]] = []
+    for event, count in record.open_ledger(run):
+        rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
+        if isinstance(inner, Gaussian):
+            steps.append((count, rate, inner.noise_multiplier))
+    if not steps:
+        raise InputError(
+            f"{run}: its ledger holds no steps of (sampled) Gaussian noise, and only these can be audited again; "
+            f"audit other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."
+        )
+    count, rate, noise = max(steps)
+    return record.delta, rate, noise, count
 
 
 def _say(found: list[Audit], run: Path | None, as_json: bool) -> None:
