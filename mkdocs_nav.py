@@ -6,6 +6,7 @@ from typing import Any
 PAGES = {
     "Home": "index.md",
     "Data": "data.md",
+    "Training": "training.md",
     "Accounting": "accounting.md",
     "Recipes": "recipes.md",
     "Results": "results.md",

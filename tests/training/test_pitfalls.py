@@ -134,10 +134,15 @@ def test_a_batch_of_the_loop_s_own_is_refused() -> None:
             optimizer.step()
 
 
-def test_noise_is_that_of_the_sum_divided_once() -> None:
-    """Standard deviation of a step on no gradient: lr * sigma * C / batch size. Chi-square, false-alarm rate 1e-6."""
-    model = nn.Linear(3000, 1, bias=False)
-    made = private_for(model, TensorDataset(torch.zeros(100, 3000)), noise_multiplier=3.0, max_grad_norm=0.5, steps=1)
+@pytest.mark.parametrize("seed", [0, None])
+def test_noise_is_that_of_the_sum_divided_once(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard deviation of a step on no gradient: lr * sigma * C / batch size. Chi-square, false-alarm rate 1e-6.
+
+    Of a seeded run, and of a release whose keys are known for once.
+    """
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(range(count)))
+    model, zeros = nn.Linear(3000, 1, bias=False), TensorDataset(torch.zeros(100, 3000))
+    made = private_for(model, zeros, noise_multiplier=3.0, max_grad_norm=0.5, steps=1, seed=seed)
     start = model.weight.detach().clone()
     for (x,) in made[2].batches():
         model(x).sum().backward()

@@ -55,8 +55,8 @@ class GaussianNoise:
         for name, tensor in bounded.tensors.items():
             scale = bounded.scales[name]
             noise = source.normal(tensor.numel()).mul_(enlarged / GRID).round_().view(tensor.shape)
-            on_grid = tensor.double().div(scale).div_(GRID).round_().add_(noise)
-            noisy[name] = on_grid.mul_(GRID).mul_(scale).to(tensor.dtype)
+            on_grid = tensor.double().div_(scale * GRID).round_().add_(noise)
+            noisy[name] = on_grid.mul_(scale * GRID).to(tensor.dtype)
         return noisy
 
     def at(self, step: int) -> GaussianNoise:

@@ -8,10 +8,11 @@ import secrets
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_CHUNK = 2**16
+_CHUNK = 2**15
 """Numbers are made in chunks of so many, which stay in the cache."""
 
 
@@ -27,37 +28,43 @@ class SecureSource:
         self._key = secrets.token_bytes(32)
         self._requests = 0
 
-    def integers(self, count: int) -> Tensor:
-        """Uniform integers of 64 bits, as int64."""
-        parts = []
-        for start in range(0, count, _CHUNK):
-            self._requests += 1
-            message = self._key + self._requests.to_bytes(16, "little")
-            stream = hashlib.shake_128(message).digest(8 * min(_CHUNK, count - start))
-            parts.append(np.frombuffer(stream, dtype=np.int64))
-        return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0, dtype=torch.int64)
-
     def coins(self, count: int, probability: float) -> Tensor:
         """Which of `count` independent coins show heads: each with `probability`, rounded down to a multiple of 2^-64."""
         if probability >= 1:
             return torch.ones(count, dtype=torch.bool)
-        # A product with a power of two is exact, so the threshold is.
-        return self.integers(count) < int(probability * 2.0**64) - 2**63
+        # A product with a power of two is exact. The upper half of 64 bits decides but once in 2^32 coins.
+        upper, lower = divmod(int(probability * 2.0**64), 2**32)
+        words = self._words(count)
+        heads = words < upper
+        ties = np.flatnonzero(words == upper)
+        if len(ties):
+            heads[ties] = self._words(len(ties)) < lower
+        return torch.from_numpy(heads)
 
     def normal(self, count: int) -> Tensor:
-        """Standard normal numbers as float64 (Box and Muller), from uniform numbers of 53 bits; none is beyond 8.66."""
+        """Standard normal numbers as float64 (Box and Muller), from radii of 53 bits and angles of 32; none exceeds 8.66."""
         result = torch.empty(count, dtype=torch.float64)
         for start in range(0, count, _CHUNK):
             chunk = result[start : start + _CHUNK]
             half = (len(chunk) + 1) // 2
-            # In (-1/2, 1/2), symmetric; adding a half is exact where it matters, next to 0.
-            uniform = (self.integers(2 * half) >> 11).double().add_(0.5).mul_(2.0**-53)
-            radius = uniform[:half].add_(0.5).log_().mul_(-2).sqrt_()
-            angle = uniform[half:].mul_(2 * math.pi)
-            torch.mul(radius, angle.cos(), out=chunk[:half])
+            stream = self._bytes(12 * half)
+            radius, angle = np.frombuffer(stream, np.int64, half), np.frombuffer(stream, np.int32, half, 8 * half)
+            # A uniform number in (-1/2, 1/2), symmetric; adding a half is exact where it matters, next to 0.
+            uniform = torch.from_numpy(radius >> 11).double().add_(0.5).mul_(2.0**-53)
+            length = uniform.add_(0.5).log_().mul_(-2).sqrt_()
+            turned = torch.from_numpy(angle.astype(np.float64)).add_(0.5).mul_(math.pi * 2.0**-31)
+            torch.mul(length, turned.cos(), out=chunk[:half])
             rest = len(chunk) - half
-            torch.mul(radius[:rest], angle[:rest].sin(), out=chunk[half:])
+            torch.mul(length[:rest], turned[:rest].sin(), out=chunk[half:])
         return result
+
+    def _words(self, count: int) -> npt.NDArray[np.uint32]:
+        return np.frombuffer(self._bytes(4 * count), np.uint32)
+
+    def _bytes(self, count: int) -> bytes:
+        """The next `count` bytes of the stream: every request has its own number, so none comes twice."""
+        self._requests += 1
+        return hashlib.shake_128(self._key + self._requests.to_bytes(16, "little")).digest(count)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A secret key is neither written nor copied: draw a new one with SecureSource().")
