@@ -49,10 +49,14 @@ def test_a_run_is_audited_with_what_its_ledger_holds(tmp_path):
     record.write(tmp_path)
     page = privet("audit", tmp_path, "--draws", 400, "--canaries", 100)
     assert page.exit_code == 0, page.output
-    one, whole = json.loads((tmp_path / "audit.json").read_text())
+    one, whole = RunRecord.read(tmp_path).audits
     spent = RunRecord.read(tmp_path).open_ledger(tmp_path).spent(record.delta)
-    assert whole["claimed_epsilon"] == pytest.approx(spent.epsilon)
-    assert "Poisson sampling" in one["claim"]
+    assert whole.claimed_epsilon == pytest.approx(spent.epsilon)
+    assert "Poisson sampling" in one.claim.statement
+    assert [str(one), str(whole)] == page.stdout.splitlines()
+    shown = (tmp_path / "report.html").read_text()
+    assert "The audit" in shown
+    assert whole.name in shown
 
 
 def test_what_cannot_be_audited_is_a_sentence_and_two(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +15,6 @@ from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.audit import Audit
-
-FILE = "audit.json"
 
 
 class Method(StrEnum):
@@ -59,8 +58,7 @@ def audit(
     """Bound epsilon from below by attacking the mechanism itself; ends with 1 if a claim is refuted.
 
     An audit runs the code that trains, on the records that tell the most, and sees everything that it releases. Of a
-    run it audits the most frequent step of its ledger, once and as often as it happened, and writes audit.json into
-    its folder.
+    run it audits the most frequent step of its ledger, once and as often as it happened, and renews the run's page.
     """
     if (run is None) == (method is None):
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
@@ -126,9 +124,10 @@ def _recorded(run: Path) -> tuple[float, float, float, int]:
 def _say(found: list[Audit], run: Path | None, as_json: bool) -> None:
     plain = json.dumps([one.to_dict() for one in found], indent=1, allow_nan=False)
     if run is not None:
-        from privet.report.record import write_whole
+        from privet.report import RunRecord, write_page
 
-        write_whole(run / FILE, plain + "\n")
+        replace(RunRecord.read(run), audits=tuple(found)).write(run)
+        write_page(run)
     if as_json:
         typer.echo(plain)
     else:

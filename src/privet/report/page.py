@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from scipy import stats
 
+from privet.audit.result import round_down
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, words
@@ -42,6 +43,7 @@ def render(record: RunRecord, ledger: Ledger) -> str:
         meaning=_meaning(spent, limit),
         tiles=_tiles(record, limit, standing),
         attack=record.attack,
+        audits=record.audits,
         too_few=bool(record.attack and not all(map(record.attack.resolves, record.attack.rates))),
         verdict=_verdict(record.attack) if record.attack else "",
         limit=limit,
@@ -86,6 +88,8 @@ def _environment() -> Environment:
         "at_most": words.share_at_most,
         "number": words.number,
         "duration": words.duration,
+        "at_least": round_down,
+        "epsilon": round_up,
     }
     environment.filters.update(filters)
     return environment

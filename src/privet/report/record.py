@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from privet.attacks import Operating, Roc
+from privet.audit import Audit
 from privet.errors import InputError
 from privet.privacy import Ledger
 from privet.report.plain import MisfitError, build
@@ -140,6 +141,7 @@ class RunRecord:
     test_accuracy: float
     training_accuracy: float
     attack: AttackResult | None = None
+    audits: tuple[Audit, ...] = ()
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
     format: int = FORMAT
