@@ -5,7 +5,9 @@ import torch
 
 from privet import models
 from privet.data import Split
+from privet.gradients import Engine
 from privet.methods import dpsgd
+from privet.models.layers import StandardisedConv2d, TemperedSigmoid
 
 
 def trainable(model):
@@ -52,3 +54,33 @@ def test_only_the_middle_of_an_image_is_seen():
     outside[..., :2, :] = 9.0
     outside[..., 10:] = 9.0
     assert torch.equal(model(images), model(outside))
+
+
+def test_a_tempered_sigmoid_is_tanh_as_it_stands():
+    x = torch.linspace(-4, 4, 50)
+    assert torch.allclose(TemperedSigmoid()(x), torch.tanh(x), atol=1e-6)
+    assert float(TemperedSigmoid(1.58, 3.0, 0.71)(x).max()) <= 1.58 - 0.71
+
+
+def test_standardised_kernels_and_their_gradients_for_each_record():
+    torch.manual_seed(0)
+    conv = StandardisedConv2d(2, 3, 3)
+    x, y = torch.rand(4, 2, 6, 6), torch.tensor([0, 1, 2, 1])
+    plain = torch.nn.Conv2d(2, 3, 3)
+    weight = conv.weight.detach()
+    flat = weight.flatten(1)
+    plain.weight.data = (
+        (flat - flat.mean(1, keepdim=True)) / (flat.std(1, correction=0, keepdim=True) * 18**0.5)
+    ).view_as(weight)
+    plain.bias.data = conv.bias.data
+    assert torch.allclose(conv(x), plain(x), atol=1e-3)
+
+    model = torch.nn.Sequential(conv, torch.nn.GroupNorm(3, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    with Engine(model, loss_reduction="sum") as engine:
+        torch.nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+        norms = engine.gradients().total_squared_norms().sqrt()
+    for record in range(4):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[record : record + 1]), y[record : record + 1]).backward()
+        alone = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+        assert float(norms[record]) == pytest.approx(float(alone), rel=1e-4)
