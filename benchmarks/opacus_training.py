@@ -1,6 +1,6 @@
 """The same model and the same plan in Privet and in Opacus, in one run: CPU time for the same steps, and the accuracy.
 
-Both train the network of the recipe mnist-cnn on MNIST with its learning rate, sampling rate, clipping and noise, a few steps
+Both train the network of the recipe demo-cnn on MNIST with its learning rate, sampling rate, clipping and noise, a few steps
 of one and then as many of the other, in one process on one thread. What is compared is process CPU time: whole steps, with
 sampling, loading, noise and the optimizer. Opacus gets the records as tensors, without its loader's work for each record.
 
@@ -109,7 +109,7 @@ def opacus_steps(model: nn.Module, records: Split, plan: dict[str, Any], mode: s
 
 
 def planned(dataset: Dataset, epsilon: float, epochs: float | None) -> dict[str, Any]:
-    settings = recipes.load("mnist-cnn").at(epsilon)
+    settings = recipes.load("demo-cnn").at(epsilon)
     records = len(dataset.train)
     lot = round(settings.sampling_rate * records)
     steps = round((epochs or settings.epochs) * records / lot)
@@ -151,7 +151,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     dataset = data.load("mnist")
     plan = planned(dataset, asked.epsilon, asked.epochs)
-    ours = build_model(recipes.load("mnist-cnn"), dataset, seed=0)
+    ours = build_model(recipes.load("demo-cnn"), dataset, seed=0)
     theirs = copy.deepcopy(ours).to(memory_format=torch.contiguous_format)
     steps = race(
         {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privet.data import Dataset
 
 FALLBACK = "digits"
-RECIPES = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "digits": "digits-linear"}
+RECIPES = {"mnist": "demo-cnn", "fashion-mnist": "demo-cnn", "digits": "digits-linear"}
 """A network that learns everything from the records: the demo shows the main job, not the best accuracy."""
 
 
