@@ -158,8 +158,19 @@ def test_any_classifier_can_be_attacked(kind):
         model = FIT(members, generator())
         if kind == "callable":
             trained, model = model, lambda batch: trained(batch).softmax(1)
-    roc = membership(model, members, others, outputs="probabilities" if kind == "callable" else "logits")
-    assert roc.auc > 0.7
+    outputs = "probabilities" if kind == "callable" else "logits"
+    assert membership(model, members, others, outputs=outputs).auc > 0.7
+
+
+@pytest.mark.parametrize("attack", ["shadow", "lira"])
+def test_probabilities_of_the_target_and_logits_of_the_shadows_go_together(attack):
+    x, y = blobs(240, 6)
+    members, others, rest = ((x[i : i + 80], y[i : i + 80]) for i in (0, 80, 160))
+    target = FIT(members, generator())
+    settings = {"attack": attack, "train": FIT, "population": rest, "shadows": 4}
+    logits = membership(target, members, others, **settings)
+    answers = membership(lambda batch: target(batch).softmax(1), members, others, outputs="probabilities", **settings)
+    assert answers.auc == pytest.approx(logits.auc, abs=0.01)
 
 
 def test_precision_and_recall_at_a_threshold():

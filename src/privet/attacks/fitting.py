@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
-from privet.attacks.answers import Classifier, class_scores
+from privet.attacks.answers import Classifier, Outputs, as_inputs, class_scores
 from privet.errors import InputError
 
 Train = Callable[[tuple[Tensor, Tensor], torch.Generator], Classifier]
@@ -33,7 +33,7 @@ class Fitting:
     learning_rate: float = 1e-3
 
     def __call__(self, records: tuple[Tensor, Tensor], generator: torch.Generator) -> nn.Module:
-        inputs, labels = records
+        inputs, labels = as_inputs(records[0]), torch.as_tensor(records[1])
         everyone = torch.arange(len(inputs))[None]
         (model,) = self._one_by_one([self._built(generator)], inputs, labels, self._batches(everyone, generator))
         return model
@@ -107,18 +107,31 @@ class Ensemble:
 
     models: tuple[Classifier, ...]
     how: str
+    outputs: Outputs = "logits"
 
     def class_scores(self, inputs: Tensor) -> Tensor:
         """Models x records x classes."""
-        return torch.stack([class_scores(model, inputs) for model in self.models])
+        return torch.stack([class_scores(model, inputs, outputs=self.outputs) for model in self.models])
 
 
-def train_each(train: Train, inputs: Tensor, labels: Tensor, members: Tensor, generator: torch.Generator) -> Ensemble:
+def train_each(
+    train: Train,
+    inputs: Tensor,
+    labels: Tensor,
+    members: Tensor,
+    generator: torch.Generator,
+    outputs: Outputs = "logits",
+) -> Ensemble:
     """A model for each row of indices, in one pass where `train` knows how."""
     if isinstance(train, Fitting):
         return train.many(inputs, labels, members, generator)
     models = [train((inputs[rows], labels[rows]), generator) for rows in members]
-    return Ensemble(tuple(models), "one by one: the trainer is a function")
+    return Ensemble(tuple(models), "one by one: the trainer is a function", outputs)
+
+
+def shadow_outputs(train: Train, outputs: Outputs) -> Outputs:
+    """What the shadow models of a trainer give: those of `Fitting` logits, those of a function what the target gives."""
+    return "logits" if isinstance(train, Fitting) else outputs
 
 
 def fresh(model: nn.Module) -> nn.Module:

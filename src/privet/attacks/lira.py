@@ -54,7 +54,7 @@ def lira(
     inputs = torch.cat([as_inputs(side[0]) for side in sides])
     labels = torch.cat([torch.as_tensor(side[1]) for side in sides])
     rows = _halves(len(inputs), shadows, generator)
-    ensemble = train_each(train, inputs, labels, rows, generator)
+    ensemble = train_each(train, inputs, labels, rows, generator, outputs)
     asked = len(members[0]) + len(non_members[0])
     scores = ensemble.class_scores(inputs[:asked])
     fits = log_odds(scores, as_labels(labels[:asked], scores.shape[-1], asked))

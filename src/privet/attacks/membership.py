@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from privet.attacks.answers import Classifier, Outputs, Records, as_inputs
-from privet.attacks.fitting import Train
+from privet.attacks.fitting import Train, shadow_outputs
 from privet.attacks.lira import lira
 from privet.attacks.loss_threshold import LossThreshold
 from privet.attacks.roc import Roc
@@ -62,7 +62,6 @@ def membership(
         raise InputError("The shadow attack trains on records of its own: give population, inputs and labels.")
     x, y = as_inputs(population[0]), torch.as_tensor(population[1])
     inside, outside = torch.randperm(len(x), generator=generator).tensor_split(2)
-    learnt = ShadowAttack(outputs=outputs).learn(
-        train((x[inside], y[inside]), generator), x[inside], x[outside], generator
-    )
-    return Roc.of(learnt.scores(model, members[0]), learnt.scores(model, non_members[0]))
+    shadow = train((x[inside], y[inside]), generator)
+    learnt = ShadowAttack().learn(shadow, x[inside], x[outside], generator, shadow_outputs(train, outputs))
+    return Roc.of(*(learnt.scores(model, side[0], outputs) for side in (members, non_members)))

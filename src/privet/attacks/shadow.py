@@ -25,12 +25,11 @@ class MembershipModel:
     """A network that tells from a classifier's answer whether the record was trained on."""
 
     network: nn.Module
-    outputs: Outputs
 
-    def scores(self, model: Classifier, inputs: Inputs) -> NDArray[np.float64]:
+    def scores(self, model: Classifier, inputs: Inputs, outputs: Outputs = "logits") -> NDArray[np.float64]:
         """The log-odds of membership of each record; the label is not used."""
         with torch.no_grad():
-            two: Tensor = self.network(features(model, inputs, self.outputs)).double()
+            two: Tensor = self.network(features(model, inputs, outputs)).double()
         result: NDArray[np.float64] = (two[:, 1] - two[:, 0]).numpy()
         return result
 
@@ -46,11 +45,17 @@ class ShadowAttack:
     epochs: int = 60
     batch_size: int = 128
     learning_rate: float = 3e-3
-    outputs: Outputs = "logits"
 
-    def learn(self, shadow: Classifier, inside: Inputs, outside: Inputs, generator: torch.Generator) -> MembershipModel:
+    def learn(
+        self,
+        shadow: Classifier,
+        inside: Inputs,
+        outside: Inputs,
+        generator: torch.Generator,
+        outputs: Outputs = "logits",
+    ) -> MembershipModel:
         """The attack network, from the answers of a shadow model on its training records and on others."""
-        seen = [features(shadow, side, self.outputs) for side in (inside, outside)]
+        seen = [features(shadow, side, outputs) for side in (inside, outside)]
         x = torch.cat(seen)
         y = torch.cat([torch.ones(len(seen[0])), torch.zeros(len(seen[1]))]).long()
         with torch.random.fork_rng(devices=[]):
@@ -62,7 +67,7 @@ class ShadowAttack:
                 optimizer.zero_grad()
                 F.cross_entropy(network(x[chosen]), y[chosen]).backward()
                 optimizer.step()
-        return MembershipModel(network, self.outputs)
+        return MembershipModel(network)
 
 
 def features(model: Classifier, inputs: Inputs, outputs: Outputs = "logits") -> Tensor:

@@ -131,8 +131,8 @@ class GaussianTradeOff:
 class OneRun:
     """The bound from one training with many canaries, each in with probability one half (Steinke, Nasr and Jagielski 2023).
 
-    Formal guarantees: for any mechanism and any guesser. The coins must be independent and fair; the number of guesses
-    must not depend on the outcomes of the canaries that are guessed.
+    Formal guarantees: for any mechanism and any guesser, against a claim for adding or removing one record. The coins must be
+    independent and fair; the number of guesses must not depend on the outcomes of the canaries that are guessed.
     """
 
     delta: float
