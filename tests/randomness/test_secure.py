@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import pickle
 
 import numpy as np
@@ -132,6 +133,20 @@ def test_a_key_is_neither_copied_nor_written() -> None:
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="neither written nor copied"):
             attempt(source())
+
+
+def test_a_forked_process_draws_its_own_numbers() -> None:
+    drawn = source()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, drawn._bytes(32))
+        os._exit(0)
+    os.waitpid(child, 0)
+    other = os.read(reading, 32)
+    os.close(reading)
+    os.close(writing)
+    assert len(other) == 32 and other != drawn._bytes(32)
 
 
 def test_streams_of_a_seed_repeat_and_share_nothing() -> None:

@@ -252,6 +252,18 @@ def test_a_ledger_that_lost_lines_is_refused(tmp_path: Path) -> None:
         start(tmp_path)
 
 
+def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:
+    stopped_after(4, tmp_path)
+    journal = tmp_path / "released.txt"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], b"nonsense\n", *lines[2:]]))
+    with pytest.raises(PrivetError, match="damaged"):
+        start(tmp_path)
+    journal.write_bytes(b"".join(lines)[:-20])  # a torn last line is one that was never relied on
+    resumed = start(tmp_path)
+    assert torch.equal(run(*resumed), run(*start(None))) and len(resumed[2].ledger) == 12
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     stopped_after(1, tmp_path)
     with pytest.raises(InputError, match="holds a run already"):

@@ -236,6 +236,15 @@ def test_the_same_batch_twice_is_refused() -> None:
             optimizer.step()
 
 
+def test_freezing_after_the_plan_was_made_is_refused() -> None:
+    model, _, private = setup()
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InputError, match=r"'0\.weight' was frozen or unfrozen"):
+        next(iter(private.batches()))
+    with pytest.raises(InputError, match="at least one step"):
+        private.batches(steps=0)
+
+
 def test_closures_are_refused() -> None:
     model, optimizer, private = setup()
     with pytest.raises(PrivetError, match="closure"):

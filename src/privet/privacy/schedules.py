@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
+from itertools import accumulate, groupby
 
 from privet.errors import InputError
 from privet.privacy.events import Event, Gaussian, PoissonSampled, composed
@@ -54,15 +56,18 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        return sum(count for _, count in self.parts)
+        return self._ends[-1] if self._ends else 0
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The step at which each part ends."""
+        return tuple(accumulate(count for _, count in self.parts))
 
     def at(self, step: int) -> float:
         """The noise multiplier of step 0, 1, 2, ..."""
-        for sigma, count in self.parts:
-            if step < count:
-                return sigma
-            step -= count
-        raise InputError(f"The schedule has {self.steps} steps.")
+        if not 0 <= step < self.steps:
+            raise InputError(f"The schedule has {self.steps} steps.")
+        return self.parts[bisect_right(self._ends, step)][0]
 
     def scaled(self, factor: float) -> Schedule:
         """The same shape with every multiplier times `factor`."""

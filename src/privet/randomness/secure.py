@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
 from typing import NoReturn
 
@@ -21,12 +22,14 @@ class SecureSource:
 
     Formal guarantees: who does not know the key cannot tell the numbers from random ones with less than about 2^128 work,
     whatever part of them is known. The key is in this object only: it is never written, and the object cannot be pickled or
-    copied, so that no number is ever drawn twice.
+    copied, and a forked process draws a new key, so that no number is ever drawn twice.
     """
 
     def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
-        self._requests = 0
+        self._new_key()
+
+    def _new_key(self) -> None:
+        self._key, self._requests, self._process = secrets.token_bytes(32), 0, os.getpid()
 
     def coins(self, count: int, probability: float) -> Tensor:
         """Which of `count` independent coins show heads: each with `probability`, rounded down to a multiple of 2^-64."""
@@ -63,6 +66,8 @@ class SecureSource:
 
     def _bytes(self, count: int) -> bytes:
         """The next `count` bytes of the stream: every request has its own number, so none comes twice."""
+        if self._process != os.getpid():
+            self._new_key()  # a forked process must not draw what its parent draws
         self._requests += 1
         return hashlib.shake_128(self._key + self._requests.to_bytes(16, "little")).digest(count)
 

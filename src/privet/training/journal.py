@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
+from privet.errors import PrivetError
 from privet.privacy import Event, Ledger
 from privet.training.checkpoint import digest
 
 FILE = "released.txt"
+_LINE = re.compile(r"begun \d+ .+|released [0-9a-f]{64} .+")
 
 
 class Journal:
@@ -62,7 +66,9 @@ class Journal:
             with path.open("r+b") as file:
                 file.truncate(len(whole))  # a line that was being written when the process died
         begun: dict[int, str] = {}
-        for entry in whole.decode("ascii").splitlines():
+        for entry in whole.decode("ascii", "replace").splitlines():
+            if not _LINE.fullmatch(entry):
+                raise PrivetError(f"{path} is damaged: it says {entry!r}. Start anew in another folder.")
             kind, fact, name = entry.split(" ", 2)
             if kind == "released":
                 self._known.setdefault(name, set()).add(fact)
@@ -72,7 +78,13 @@ class Journal:
         self._unused = {name for line, name in begun.items() if line <= len(self._ledger)}
 
     def _write(self, line: str, *, durable: bool = False) -> None:
-        self._file.write(line + "\n")
-        self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            # What reached the disk is unknown now: nothing may be appended behind a possibly torn line.
+            with suppress(OSError):
+                self._file.close()
+            raise PrivetError(f"{self._file.name} cannot be written: {error.strerror}. Make room and resume.") from None

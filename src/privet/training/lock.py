@@ -14,7 +14,11 @@ class RunLock:
     """Holds ``folder/lock``; a second holder is refused. The file stays, and means nothing on its own."""
 
     def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise PrivetError(f"The folder {folder} cannot be written: {error.strerror}.") from None
         try:
             _take(self._descriptor)
         except OSError:

@@ -94,7 +94,8 @@ def make_private(
         workers: processes that load records of a map-style data set.
         public_size: the size of the data set as far as it is public. The sampling rate and the constant by which sums
             are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public.
-        seed: makes the run repeatable, for experiments; a run that is released has none.
+        seed: makes sampling and noise repeatable, for experiments; a run that is released has none. Dropout, augmentation
+            and the model's start come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
         folder: where the run keeps its ledger and its checkpoints, so that it can be killed at any moment and continued.
         resume: continue the run in `folder` where there is one: it must have the same plan, data and seed.

@@ -95,8 +95,11 @@ class Private:
 
         For each one: zero_grad, loss, backward, optimizer.step. An empty batch is a step that the loop does not see.
         """
+        if steps is not None and steps < 1:
+            raise InputError(f"batches(steps=...) takes at least one step, not {steps}.")
         self._check_limit(self.steps_done)
-        return Batches(self, min(steps or self.plan.steps, self.plan.steps - self.steps_done), progress)
+        left = self.plan.steps - self.steps_done
+        return Batches(self, left if steps is None else min(steps, left), progress)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -169,6 +172,7 @@ class Private:
 
     def _loop(self, steps: int, progress: bool) -> Generator[Any]:
         self._records.check(self.plan)
+        self._check_parameters()
         wanted = self.steps_done + steps
         end = min(wanted, self._check_limit(self.steps_done))
         with ExitStack() as stack:
@@ -282,6 +286,7 @@ class Private:
             self._set_gradients({})
         self._part = self._batch = None
         self._waiting.clear()
+        self._public.clear()
 
     # --- what is refused --------------------------------------------------------------------------------------------
 
@@ -295,6 +300,12 @@ class Private:
             raise PrivetError(
                 f"{len(self._waiting)} of {len(self.optimizers)} optimizers did not step on a batch: call each once."
             )
+
+    def _check_parameters(self) -> None:
+        trained = {name for name, p in self.engine.model.named_parameters() if p.requires_grad}
+        if trained != set(self._parameters):
+            odd = sorted(trained ^ set(self._parameters))[0]
+            raise InputError(f"'{odd}' was frozen or unfrozen since make_private: call make_private again after that.")
 
     def _refuse_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         drawn = {t.untyped_storage().data_ptr() for t in _tensors(self._batch)}
