@@ -36,7 +36,7 @@ def start(folder: Path | None, **settings: Any) -> tuple[nn.Module, Any, Any]:
     scheduler = CosineAnnealingLR(optimizer, 12)
     chosen = {**KNOWN, "steps": 12, "average": 0.8, "scheduler": scheduler, "save_every": 3, **settings}
     where = {} if folder is None else {"folder": folder, "resume": True}
-    private = privet.make_private(model, optimizer, data(), **chosen, **where)
+    private = privet.make_private(model, optimizer, **{"dataset": data(), **chosen, **where})
     OPEN.append(private)
     return model, optimizer, private
 
@@ -85,6 +85,26 @@ def test_a_seeded_run_continues_bit_for_bit(tmp_path: Path, settings: dict[str, 
     assert resumed[2].clipping == whole[2].clipping
     assert len(resumed[2].ledger) == 12 and resumed[2].spent() == whole[2].spent()
     assert "reproducible" in resumed[2].randomness.mark
+
+
+class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Map-style records, which workers fetch ahead."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = data().tensors
+        return x[index], y[index]
+
+
+def test_a_seeded_run_with_workers_that_draw_ahead_continues_bit_for_bit(tmp_path: Path) -> None:
+    settings = {"dataset": Rows(), "workers": 1}
+    expected = run(*start(None, **settings))
+    stopped_after(5, tmp_path, **settings)
+    stopped_after(4, tmp_path, **settings)
+    resumed = start(tmp_path, **settings)
+    assert torch.equal(run(*resumed), expected) and len(resumed[2].ledger) == 12
 
 
 def test_a_release_counts_again_what_was_not_saved(tmp_path: Path) -> None:

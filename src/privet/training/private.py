@@ -281,9 +281,7 @@ class Private:
             parameter.grad = gradients.get(name)
 
     def _forget(self) -> None:
-        """The loop was left: a batch that was not used is void, and its gradients are never used."""
-        if self._part is not None and self._waiting:
-            self._set_gradients({})
+        """The loop was left: a batch that was not used is void. What it left is in the engine, which is detached."""
         self._part = self._batch = None
         self._waiting.clear()
         self._public.clear()
