@@ -27,6 +27,7 @@ from _page import put
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
+RACE = ROOT / "benchmarks" / "results" / "opacus_training.json"
 IMAGES = ROOT / "docs" / "images"
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
 
@@ -37,6 +38,7 @@ def main() -> None:
     for row in sorted(rows, key=lambda row: row.epsilon):
         by_recipe.setdefault(row.recipe, []).append(row)
     fill_tables(by_recipe)
+    fill_race()
     matplotlib.rcParams["svg.hashsalt"] = "privet"
     against_epsilon(by_recipe)
     against_epochs(by_recipe)
@@ -48,6 +50,17 @@ def fill_tables(by_recipe: dict[str, list[Row]]) -> None:
         commands = "\n".join(dict.fromkeys(row.command for row in rows))
         table = "\n".join(shown(recipes.load(name), rows).splitlines()[2:])
         put("results.md", name, f"```sh\n{commands}\n```\n\n{table}")
+
+
+def fill_race() -> None:
+    """The race against Opacus, as benchmarks/opacus_training.py left it."""
+    row = json.loads(RACE.read_text(encoding="utf-8"))
+    lines = ["| | CPU milliseconds a step | accuracy % |", "|---|---|---|"]
+    for name in ("privet", "opacus"):
+        title = "Privet" if name == "privet" else f"Opacus, {row['mode']}"
+        lines.append(f"| {title} | {row['milliseconds_a_step'][name]:.0f} | {100 * row['accuracy'][name]:.2f} |")
+    plan = f"{row['steps']} steps, lots of {row['lot']:,}, epsilon {row['epsilon']:g}, delta {row['delta']:g}"
+    put("results.md", "race", "\n".join([*lines, "", f"{plan}: Opacus takes {row['ratio']:.1f} times as long."]))
 
 
 def against_epsilon(by_recipe: dict[str, list[Row]]) -> None:
