@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from privet.cli import app
@@ -80,6 +81,30 @@ def test_bad_usage_is_said_before_anything_is_written(arguments, sentence, tmp_p
     assert page.stderr.startswith("privet: ")
     assert sentence in page.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_table_of_ones_own_from_schema_to_attack(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        f"{float(x):.3f},{float(y):.3f},{'yes' if x + y > 1 else 'no'}"
+        for x, y in torch.rand(600, 2, generator=generator)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(["height,width,fits", *rows]) + "\n")
+    columns = {"height": {"low": 0, "high": 1}, "width": {"low": 0, "high": 1}, "fits": {"categories": ["no", "yes"]}}
+    schema = {"label": "fits", "columns": columns}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    asked = ["train", "--data", f"csv:{tmp_path / 'mine.csv'}", "--schema", tmp_path / "schema.json", "--seed", 1]
+    page = privet(*asked, "--epsilon", 8, "--out", tmp_path / "a")
+    assert page.exit_code == 0, page.output
+    assert page.stdout.startswith(
+        "Recipe vectors, because no recipe was made for mine.csv, and records of 2 are vectors"
+    )
+    record = RunRecord.read(tmp_path / "a")
+    assert (record.data.training_records, record.data.test_records) == (480, 120)
+    assert record.test_accuracy > 0.7
+    attacked = privet("attack", tmp_path / "a")
+    assert attacked.exit_code == 0, attacked.output
+    assert f"AUC {record.attack.auc:.4f}" in attacked.stdout
 
 
 def test_a_run_is_never_written_over(finished):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privet.cli.program import AsJson, app
-from privet.cli.progress import computing, fetching
+from privet.cli.progress import computing
+from privet.cli.records import load_records
 from privet.cli.report import RunFolder
 from privet.errors import InputError
 
@@ -70,13 +71,11 @@ def attack(
     Shadow models have the run's architecture and are trained without noise, by Adam: shadow on test records that are
     then not asked about, lira on random halves of the records in question.
     """
-    from privet import data
     from privet.report import AttackResult, RunRecord, load_model, write_page
 
     record = RunRecord.read(run)
     model = load_model(record, run)
-    with fetching() as progress:
-        dataset = data.get(record.data.name, progress=progress)
+    dataset = load_records(record.data.source or record.data.name, record.data.schema)
     if dataset.fingerprint != record.data.fingerprint:
         raise InputError(
             f"{run}: the run used other records than {record.data.name} holds now, so members cannot be told; run it again."

@@ -14,7 +14,8 @@ import typer
 from privet.cli.attack import sentences
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
-from privet.cli.progress import fetching, training
+from privet.cli.progress import training
+from privet.cli.records import load_records
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ def train(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder of the run.")],
+    schema: Annotated[
+        Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
+    ] = None,
     method: Annotated[Method, typer.Option(help="How to train.")] = Method.dpsgd,
     epsilon: Epsilon = 3.0,
     delta: Delta = 1e-5,
@@ -72,14 +76,24 @@ def train(
     from privet import recipes
 
     chosen = recipes.load(recipe) if recipe is not None else None
-    dataset = _load(data)
+    dataset = load_records(data, str(schema) if schema else None)
     why = "you asked for it"
     if chosen is None:
         chosen, why = recipes.pick(dataset)
     if not as_json:
         typer.echo(f"Recipe {chosen.name}, because {why}: {chosen.title}.")
         typer.echo(chosen.why)
-    record = train_by(chosen, dataset, out, epsilon=epsilon, delta=delta, seed=seed, resume=resume)
+    record = train_by(
+        chosen,
+        dataset,
+        out,
+        epsilon=epsilon,
+        delta=delta,
+        seed=seed,
+        resume=resume,
+        source=data,
+        schema=str(schema) if schema else "",
+    )
     say(record, out, as_json)
 
 
@@ -109,6 +123,8 @@ def train_by(
     delta: float,
     seed: int | None,
     resume: bool = False,
+    source: str = "",
+    schema: str = "",
     note: str = "",
     command: tuple[str, ...] | None = None,
 ) -> RunRecord:
@@ -129,6 +145,8 @@ def train_by(
             seed=seed,
             command=command or ("privet", *sys.argv[1:]),
             resume=resume,
+            source=source or dataset.name,
+            schema=schema,
             note=note,
             on_step=show,
             progress=features,
@@ -158,14 +176,3 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
     for line in sentences(record.attack):
         typer.echo(line)
     typer.echo(f"The page: {out / 'report.html'}")
-
-
-def _load(spec: str) -> Dataset:
-    from privet import data
-
-    with fetching() as progress:
-        dataset = data.load(spec, progress=progress)
-    missing = [name for name in ("train", "test") if name not in dataset.splits]
-    if missing:
-        raise InputError(f"{spec} has no {missing[0]} part: the accuracy and the attack need records of both kinds.")
-    return dataset

@@ -39,6 +39,8 @@ def run(
     seed: int | None,
     command: Sequence[str],
     resume: bool = False,
+    source: str = "",
+    schema: str = "",
     note: str = "",
     on_step: OnStep | None = None,
     progress: Progress | None = None,
@@ -66,7 +68,17 @@ def run(
         on_step=remember,
         progress=progress,
     )
-    record = _record(recipe, dataset, fitted, losses, out, delta=delta, seed=seed, command=command, note=note)
+    about = DataSummary(
+        name=dataset.name,
+        fingerprint=dataset.fingerprint,
+        training_records=len(dataset.train),
+        test_records=len(dataset.test),
+        classes=dataset.classes,
+        note=note,
+        source=source,
+        schema=schema,
+    )
+    record = _record(recipe, dataset, fitted, losses, out, delta=delta, seed=seed, command=command, about=about)
     replace(record, created=created, seconds=round(time.monotonic() - started, 1)).write(out)
     write_page(out)
     for pattern in WORKING_FILES:
@@ -100,7 +112,7 @@ def _record(
     delta: float,
     seed: int | None,
     command: Sequence[str],
-    note: str,
+    about: DataSummary,
 ) -> RunRecord:
     prepared = fitted.prepared
     members, others = scores(prepared.part, prepared.train), scores(prepared.part, prepared.test)
@@ -115,14 +127,7 @@ def _record(
         delta=delta,
         seeds=dict.fromkeys(("model", "sampling", "noise"), "secure" if seed is None else str(seed)),
         environment=versions(),
-        data=DataSummary(
-            name=dataset.name,
-            fingerprint=dataset.fingerprint,
-            training_records=len(dataset.train),
-            test_records=len(dataset.test),
-            classes=dataset.classes,
-            note=note,
-        ),
+        data=about,
         model=ModelSummary(
             name=recipe.model.name,
             parameters=sum(parameter.numel() for parameter in fitted.model.parameters()),

@@ -36,6 +36,9 @@ class DataSummary:
     test_records: int
     classes: tuple[str, ...]
     note: str = ""
+    source: str = ""
+    """How the records were named, as `privet.data.load` takes it: enough to find them again."""
+    schema: str = ""
 
 
 @dataclass(frozen=True)
