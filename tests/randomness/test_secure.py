@@ -14,7 +14,7 @@ from scipy import stats
 
 from privet.clipping import BoundedSum
 from privet.noise import GaussianNoise
-from privet.noise.gaussian import GRID
+from privet.noise.additive import GRID
 from privet.randomness import Randomness, SecureSource
 from privet.sampling import PoissonSampling
 

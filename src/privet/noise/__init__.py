@@ -1,12 +1,20 @@
 """Noise: the only consumer of a bounded sum."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from privet.clipping import BoundedSum
+from privet.noise.additive import AdditiveNoise
+from privet.noise.bound import floored, lower_bound
+from privet.noise.compared import ComparedGaussianNoise
 from privet.noise.gaussian import GaussianNoise
+from privet.noise.grouped import GroupedL2Noise
+from privet.noise.isotropic import IsotropicL2Noise
+from privet.noise.laplace import ProductLaplaceNoise
 from privet.noise.scheduled import ScheduledNoise
+from privet.noise.staircase import StaircaseNoise
 from privet.privacy import Event
 from privet.randomness import Source
 
@@ -18,9 +26,8 @@ class Noise(Protocol):
 
     def event(self) -> Event: ...
 
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of every coordinate, in units of the sum's scale."""
+    def deviations(self, bounded: BoundedSum) -> dict[str, Tensor | float]:
+        """The standard deviation of the noise in each tensor of the sum; public."""
 
 
 class NoisePlan(Protocol):
@@ -32,4 +39,25 @@ class NoisePlan(Protocol):
         """In a few words, for a report; C is the most that a record can contribute."""
 
 
-__all__ = ["GaussianNoise", "Noise", "NoisePlan", "ScheduledNoise"]
+@runtime_checkable
+class MovingNoise(NoisePlan, Protocol):
+    """A noise that has another shape in the next step, by what was released and by nothing else, at the same event."""
+
+    def after(self, noisy: Mapping[str, Tensor], expected_records: float) -> NoisePlan: ...
+
+
+__all__ = [
+    "AdditiveNoise",
+    "ComparedGaussianNoise",
+    "GaussianNoise",
+    "GroupedL2Noise",
+    "IsotropicL2Noise",
+    "MovingNoise",
+    "Noise",
+    "NoisePlan",
+    "ProductLaplaceNoise",
+    "ScheduledNoise",
+    "StaircaseNoise",
+    "floored",
+    "lower_bound",
+]

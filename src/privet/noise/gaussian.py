@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +9,9 @@ from torch import Tensor
 
 from privet.clipping import BoundedSum
 from privet.errors import InputError
+from privet.noise.additive import added_on_grid, require_bounded
 from privet.privacy import Event, Gaussian
 from privet.randomness import SecureSource, Source
-
-GRID = 2.0**-24
-"""The grid on which a release lies, in units of the sum's scale."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +33,7 @@ class GaussianNoise:
 
     def add(self, bounded: BoundedSum, source: Source) -> dict[str, Tensor]:
         """The sum with noise. Every call draws afresh."""
-        if not isinstance(bounded, BoundedSum):
-            raise TypeError(
-                "Noise is added to a BoundedSum, which clipping makes; nothing else has a known sensitivity."
-            )
+        require_bounded(bounded)
         if isinstance(source, SecureSource):
             return self._add_on_grid(bounded, source)
         noisy = {}
@@ -50,22 +44,18 @@ class GaussianNoise:
 
     def _add_on_grid(self, bounded: BoundedSum, source: SecureSource) -> dict[str, Tensor]:
         coordinates = sum(tensor.numel() for tensor in bounded.tensors.values())
-        enlarged = self.multiplier * (1 + GRID * math.sqrt(coordinates))
         noisy = {}
         for name, tensor in bounded.tensors.items():
-            scale = bounded.scales[name]
-            noise = source.normal(tensor.numel()).mul_(enlarged / GRID).round_().view(tensor.shape)
-            on_grid = tensor.double().div_(scale * GRID).round_().add_(noise)
-            noisy[name] = on_grid.mul_(scale * GRID).to(tensor.dtype)
+            noise = source.normal(tensor.numel()).mul_(self.multiplier).view(tensor.shape)
+            noisy[name] = added_on_grid(tensor, bounded.scales[name], noise, coordinates)
         return noisy
 
     def at(self, step: int) -> GaussianNoise:
         """The noise of step 0, 1, 2, ...: the same in each."""
         return self
 
-    @property
-    def deviation(self) -> float:
-        return self.multiplier
+    def deviations(self, bounded: BoundedSum) -> dict[str, Tensor | float]:
+        return {name: scale * self.multiplier for name, scale in bounded.scales.items()}
 
     def describe(self) -> str:
         return f"Gaussian, {self.multiplier:.4g} C"

@@ -44,6 +44,10 @@ class SecureSource:
             heads[ties] = self._words(len(ties)) < lower
         return torch.from_numpy(heads)
 
+    def integers(self, count: int) -> Tensor:
+        """Uniform integers of 64 bits, as int64."""
+        return torch.from_numpy(np.frombuffer(self._bytes(8 * count), np.int64).copy())
+
     def normal(self, count: int) -> Tensor:
         """Standard normal numbers as float64 (Box and Muller), from radii of 53 bits and angles of 32; none exceeds 8.66."""
         result = torch.empty(count, dtype=torch.float64)

@@ -70,5 +70,5 @@ class Step:
         return Released(
             gradients={name: tensor.div_(expected) for name, tensor in noisy.items()},
             clipping=clipping,
-            deviations={name: scale * noise.deviation / expected for name, scale in self.bounded.scales.items()},
+            deviations={name: each / expected for name, each in noise.deviations(self.bounded).items()},
         )

@@ -1,0 +1,75 @@
+"""What no noise can beat: the least expected cost of additive noise that is private for every shift of bounded length.
+
+The problem (Xiang et al. 2019): the least E |w o z|_1 over densities p with ln p(z) - ln p(z + D) <= epsilon for |D|_2 <= alpha.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import gammaln
+from torch import Tensor
+
+from privet.errors import InputError
+
+LEAST: float = 4 * 1.0187929716474710**1.5 / (3 * math.sqrt(3))
+"""The least E|z| times the root of the Fisher information, of any density on the line: 0.7916, from the first zero of Ai'."""
+
+
+def lower_bound(w: Tensor, epsilon: float, alpha: float = 1.0) -> float:
+    """No noise that is epsilon-private for shifts of length alpha has a lower cost.
+
+    Formal guarantees: the score of a density whose logarithm is Lipschitz with constant epsilon / alpha has a Fisher
+    information of at most its square over all coordinates; each coordinate costs at least LEAST over the root of its part,
+    and the best division of it gives LEAST (alpha / epsilon) (sum w^(2/3))^(3/2). A density that only keeps the privacy
+    constraint lies within e^epsilon of one that is Lipschitz, hence the factor e^-epsilon.
+    """
+    return math.exp(-epsilon) * LEAST * alpha / epsilon * power_sum(w)
+
+
+def power_sum(w: Tensor) -> float:
+    """(sum w^(2/3))^(3/2), the cost of product Laplace noise in units of alpha / epsilon."""
+    return math.pow(float(w.pow(2 / 3).sum(dtype=torch.float64)), 1.5)
+
+
+def isotropic_constant(dimension: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """E|z_i| of noise of density ~ exp(-|z|_2): K(d) = d G(d/2) / (sqrt(pi) G((d+1)/2)), for each d."""
+    d = np.asarray(dimension, dtype=np.float64)
+    exact = d * np.exp(gammaln(d / 2) - gammaln((d + 1) / 2)) / math.sqrt(math.pi)
+    # In many dimensions the two gamma functions cancel, and the series is exact to 1e-10.
+    series = np.sqrt(2 * d / math.pi) * (1 + 1 / (4 * d) + 1 / (32 * d**2))
+    return np.where(d > 1000, series, exact)
+
+
+def require_weights(w: Tensor, dimension: int | None = None) -> Tensor:
+    """The weights as a vector; raises unless they are positive, finite, and as many as there are coordinates."""
+    if not isinstance(w, Tensor) or w.ndim != 1 or not w.is_floating_point() or not len(w):
+        raise InputError("The weights w must be a vector of floating-point numbers, one for each coordinate.")
+    if dimension is not None and len(w) != dimension:
+        raise InputError(f"There are {len(w)} weights w and {dimension} coordinates: give one for each.")
+    low, high = (float(value) for value in torch.aminmax(w))
+    if not (low > 0 and math.isfinite(high)):
+        raise InputError(
+            f"The weights w must be positive and finite everywhere, and lie between {low:g} and {high:g}: a coordinate of no "
+            f"weight would get noise without end. privet.noise.floored lifts the smallest to 0.001 of the median."
+        )
+    return w
+
+
+def require_budget(epsilon: float, alpha: float) -> None:
+    if not 0 < epsilon < math.inf:
+        raise InputError(f"epsilon of a noise must be a positive number, and is {epsilon!r}.")
+    if not 0 < alpha < math.inf:
+        raise InputError(f"alpha, the sensitivity, must be a positive number, and is {alpha!r}.")
+
+
+def floored(w: Tensor, share: float = 1e-3) -> Tensor:
+    """The magnitudes of w, none below `share` of their median; all 1 where the median is 0."""
+    w = w.abs()
+    if not bool(w.isfinite().all()):
+        raise InputError("The weights w are not finite everywhere.")
+    least = share * float(w.median())
+    return w.clamp(min=least) if least > 0 else torch.ones_like(w)
