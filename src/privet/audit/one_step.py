@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privet.audit.bounds import GaussianTradeOff, TwoSampleBound
+from privet.audit.bounds import ClopperPearson, GaussianTradeOff, TwoSampleBound
 from privet.audit.claim import Claim
 from privet.audit.result import Audit
 from privet.audit.threshold import audit_scores
@@ -27,7 +27,7 @@ from privet.clipping import (
 )
 from privet.errors import InputError
 from privet.gradients import Engine
-from privet.noise import GaussianNoise
+from privet.noise import GaussianNoise, NoisePlan
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
@@ -78,6 +78,7 @@ def step(
     clipping: Clipping,
     noise_multiplier: float = 1.0,
     *,
+    noise: NoisePlan | None = None,
     rate: float = 1.0,
     delta: float = 1e-5,
     draws: int = 20_000,
@@ -89,15 +90,16 @@ def step(
     """Audit one step: sampling, per-example gradients, clipping, noise and release, as training runs them.
 
     The attacker sees the released gradient (and the clipping norm, where it moves), knows every record but one and chose
-    that one: its gradient is far above the clipping norm and orthogonal to all others. The score is the exact
-    log-likelihood ratio of the release.
+    that one: its gradient is far above the clipping norm and orthogonal to all others. The score is how far the release
+    lies in the canary's direction, which under Gaussian noise is the exact log-likelihood ratio.
 
-    Formal guarantees: the claim is the event that the step itself wrote to its ledger. By default the bound is that of a
-    (sampled) Gaussian trade-off, which is what that event claims. Without a seed the streams have secret keys, as in a release.
+    Formal guarantees: the claim is the event that the step itself wrote to its ledger. The bound is that of a (sampled)
+    Gaussian trade-off under Gaussian noise, because that is what its event claims, and Clopper-Pearson under any other
+    `noise`. Without a seed the streams have secret keys, as in a release.
     """
     if draws < 40:
         raise InputError(f"An audit needs at least 40 draws, and {draws} were asked for.")
-    plan = Plan(PoissonSampling(rate), clipping, GaussianNoise(noise_multiplier), 1, PUBLIC_RECORDS)
+    plan = Plan(PoissonSampling(rate), clipping, noise or GaussianNoise(noise_multiplier), 1, PUBLIC_RECORDS)
     laboratory = _Laboratory.of(plan, seed)
     ledger = Ledger()
     members, others = (
@@ -108,10 +110,16 @@ def step(
         members,
         others,
         claim=Claim.of(event, delta, ledger.relation),
-        bound=bound or GaussianTradeOff(delta, confidence, rate),
+        bound=bound or _bound(plan, delta, confidence),
         name=name,
         setting="the released gradient of one step, with and without a record whose gradient is clipped",
     )
+
+
+def _bound(plan: Plan, delta: float, confidence: float) -> TwoSampleBound:
+    if isinstance(plan.noise, GaussianNoise):
+        return GaussianTradeOff(delta, confidence, plan.sampling.rate)
+    return ClopperPearson(delta, confidence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +143,10 @@ class _Laboratory:
 
     def scores(self, records: int, draws: int, ledger: Ledger) -> NDArray[np.float64]:
         """The log-likelihood ratio of as many releases, up to a constant and a rising function."""
-        # A clipping that moves looks at what one release holds, so these are drawn one by one.
-        most = 1 if isinstance(self.plan.clipping, MovingClipping) else MANY
+        # A clipping that moves looks at what one release holds, and other noise may depend on how many coordinates
+        # there are: these are drawn one by one.
+        together = isinstance(self.plan.noise, GaussianNoise) and not isinstance(self.plan.clipping, MovingClipping)
+        most = MANY if together else 1
         found = [
             self._released(batch, min(most, count - start), ledger)
             for batch, count in self._batches(records, draws).items()
