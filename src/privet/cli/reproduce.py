@@ -83,7 +83,7 @@ def shown(recipe: Recipe, rows: list[Row]) -> str:
         if paper := row.published(recipe):
             at = "" if paper.epsilon == row.epsilon else f" at {paper.epsilon:g}"
             beside = f"{paper.accuracy:g}{at} ({paper.by})"
-            difference = f"{100 * row.accuracy - paper.accuracy:+.2f}"
+            difference = f"{round(100 * row.accuracy - paper.accuracy, 2) + 0.0:+.2f}"
         ours = f"{100 * row.accuracy:.2f}{spread}"
         lines.append(f"| {row.epsilon:g} | {ours} | {row.seeds} | {beside} | {difference} | {row.seconds:.0f} |")
     return "\n".join(lines)
