@@ -72,13 +72,15 @@ def attack(
     then not asked about, lira on random halves of the records in question.
     """
     from privet.report import AttackResult, RunRecord, load_model, write_page
+    from privet.report.data_mark import KEY_FILE, fits
 
     record = RunRecord.read(run)
     model = load_model(record, run)
     dataset = load_records(record.data.source or record.data.name, record.data.schema)
-    if dataset.fingerprint != record.data.fingerprint:
+    if not fits(record.data.fingerprint, dataset.fingerprint, run):
         raise InputError(
-            f"{run}: the run used other records than {record.data.name} holds now, so members cannot be told; run it again."
+            f"{run}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
+            f"cannot be told; run it again."
         )
     if kind is Attack.inversion:
         _invert(model, dataset, run, as_json)

@@ -15,11 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from privet.attacks import LossThreshold
-from privet.data import Dataset, Progress
+from privet.data import CATALOGUE, Dataset, Progress
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import arguments, scores
 from privet.recipes.recipe import Recipe
 from privet.report import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord, save_weights, versions, write_page
+from privet.report.data_mark import mark_of
 
 FILES = ("ledger.jsonl", "model.safetensors", "record.json", "report.html")
 
@@ -70,7 +71,7 @@ def run(
     )
     about = DataSummary(
         name=dataset.name,
-        fingerprint=dataset.fingerprint,
+        fingerprint=mark_of(dataset.fingerprint, out, public=(source or dataset.name) in CATALOGUE),
         training_records=len(dataset.train),
         test_records=len(dataset.test),
         classes=dataset.classes,

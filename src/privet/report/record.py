@@ -32,6 +32,7 @@ class DataSummary:
 
     name: str
     fingerprint: str
+    """Of public records their SHA-256, of others a keyed one: see `privet.report.data_mark`."""
     training_records: int
     test_records: int
     classes: tuple[str, ...]
