@@ -37,7 +37,7 @@ import privet
 from privet import audit
 from privet.attacks import Fitting, Roc, lira, membership, quarters
 from privet.audit import Audit, Claim, ClopperPearson, OneRun
-from privet.audit.one_step import clippings
+from privet.audit.one_step import clippings, noises
 from privet.privacy import Ledger
 from tests.audit.broken import BUGS
 
@@ -77,6 +77,10 @@ def steps(draws: int) -> Iterator[dict[str, Any]]:
             yield row(*timed(lambda c=clipping, r=rate, n=many, s=name: audit.step(c, rate=r, draws=n, name=s)))
     name = "DP-SGD step, flat clipping, secret keys"
     yield row(*timed(lambda: audit.step(clippings()["flat"], draws=draws // 4, name=name, seed=None)))
+    for kind, noise in noises(2.0).items():
+        name = f"Optimised noise step, {kind}"
+        flat = clippings()["flat"]
+        yield row(*timed(lambda n=noise, s=name, f=flat: audit.step(f, noise=n, draws=draws // 10, name=s)))
     for kind in ("mean", "second-moment"):
         yield row(*timed(lambda k=kind: audit.release(k, draws=draws // 10)))
     # No assumption on the shape of the trade-off: counting, at a delta that counting can see.

@@ -19,6 +19,7 @@ from privet import audit
 from privet.audit import Audit
 from privet.clipping import AdaptiveClipping
 from privet.clipping.adaptive import COUNT
+from privet.noise import ProductLaplaceNoise
 from privet.privacy import Event, Gaussian, PoissonSampled, Relation
 
 Step = Callable[[Any, torch.Generator], Any]
@@ -245,11 +246,8 @@ def residual_perturbation(records: Tensor, generator: torch.Generator) -> Tensor
 def optimised_noise(records: Tensor, generator: torch.Generator, *, weights: Tensor | None = None) -> Tensor:
     """Product Laplace noise with rates by the weights of coordinates, here the private gradient itself; epsilon 1."""
     total = clipped(records).sum(0)
-    w = total.abs() if weights is None else weights
-    w = w.clamp(min=1e-3 * float(w.median().clamp(min=1e-6)))
-    rates = w ** (1 / 3) / (w ** (2 / 3)).sum().sqrt()  # sum of squared rates 1: pure epsilon 1
-    exponential = -torch.log1p(-torch.rand(2, *total.shape, generator=generator))
-    return total + (exponential[0] - exponential[1]) / rates
+    w = (total.abs() if weights is None else weights).clamp(min=1e-6)
+    return total + ProductLaplaceNoise.solve(w, epsilon=1.0).sample(generator)
 
 
 def optimised_noise_public(records: Tensor, generator: torch.Generator) -> Tensor:

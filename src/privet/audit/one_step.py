@@ -27,7 +27,7 @@ from privet.clipping import (
 )
 from privet.errors import InputError
 from privet.gradients import Engine
-from privet.noise import GaussianNoise, NoisePlan
+from privet.noise import GaussianNoise, GroupedL2Noise, IsotropicL2Noise, NoisePlan, ProductLaplaceNoise
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
@@ -71,6 +71,16 @@ def clippings() -> dict[str, Clipping]:
         "automatic": AutomaticClipping(1.0),
         "adaptive": AdaptiveClipping(1.0),
         "elliptical": EllipticalClipping(diagonal),
+    }
+
+
+def noises(epsilon: float) -> dict[str, NoisePlan]:
+    """Every optimised noise of a pure epsilon, with the weights that give the canary's directions the least noise."""
+    weights = torch.tensor([1.0, *[1e-3] * (WIDTH - 1)] * 2)
+    return {
+        "product Laplace": ProductLaplaceNoise.solve(weights, epsilon),
+        "isotropic L2": IsotropicL2Noise.solve(weights, epsilon),
+        "grouped L2": GroupedL2Noise.solve(weights, epsilon),
     }
 
 

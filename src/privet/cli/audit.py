@@ -21,6 +21,7 @@ class Method(StrEnum):
     """What can be audited by its name."""
 
     dpsgd = "dpsgd"
+    optimized_noise = "optimized-noise"
     mean = "mean"
     second_moment = "second-moment"
 
@@ -43,7 +44,9 @@ def audit(
     ] = None,
     method: Annotated[Method | None, typer.Option(help="Or the method to audit, without a run.")] = None,
     clipping: Annotated[Clip, typer.Option(help="Which way of clipping, of one step.")] = Clip.every,
-    noise: Annotated[float, typer.Option(help="The noise over the clipping norm.")] = 1.0,
+    noise: Annotated[
+        float, typer.Option(help="The noise over the clipping norm; of optimised noise, 1/epsilon.")
+    ] = 1.0,
     rate: Annotated[float, typer.Option(help="The probability that a record is in a step.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Above 1: also a whole training of so many steps.", min=1)] = 1,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
@@ -64,6 +67,9 @@ def audit(
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
     from privet.audit import training
 
+    if method is Method.optimized_noise:
+        _say(_optimised(noise, rate, delta, draws, confidence, seed), None, as_json)
+        return
     if method not in (None, Method.dpsgd):
         _say([_release(method.value, noise, delta, draws, confidence, seed)], None, as_json)
         return
@@ -93,6 +99,26 @@ def _one_step(kind: str, noise: float, rate: float, delta: float, draws: int, co
     name = f"One step of DP-SGD, {kind} clipping"
     settings = {"rate": rate, "delta": delta, "draws": draws, "confidence": confidence}
     return step(clippings()[kind], noise, name=name, seed=seed, **settings)  # type: ignore[arg-type]
+
+
+def _optimised(noise: float, rate: float, delta: float, draws: int, confidence: float, seed: int) -> list[Audit]:
+    from privet.audit import step
+    from privet.audit.one_step import noises
+    from privet.clipping import FlatClipping
+
+    return [
+        step(
+            FlatClipping(1.0),
+            noise=kind,
+            rate=rate,
+            delta=delta,
+            draws=draws,
+            confidence=confidence,
+            name=f"One step, {name} noise",
+            seed=seed,
+        )
+        for name, kind in noises(1 / noise).items()
+    ]
 
 
 def _release(kind: str, noise: float, delta: float, draws: int, confidence: float, seed: int) -> Audit:
