@@ -166,3 +166,59 @@ def test_releases_of_a_stopped_run_are_not_made_again(tmp_path, monkeypatch):
     fitted = recipes.fit(recipe, digits, **asked, resume=True)
     assert len(fitted.ledger) == 1 + fitted.steps
     assert fitted.ledger.spent(1e-5).epsilon <= 3
+
+
+@pytest.mark.parametrize("form", ["grouped", "elliptical"])
+def test_optimised_noise_is_proved(form, tmp_path, monkeypatch):
+    folder = tmp_path / "a"
+    page = privet(
+        "train", "--method", "optimized-noise", "--form", form, "--data", few(monkeypatch), "--seed", 1, "--out", folder
+    )
+    assert page.exit_code == 0, page.output
+    assert "; PLD; proved)" in page.stdout
+    record = RunRecord.read(folder)
+    assert record.method.startswith("Optimised additive noise (Xiang et al. 2019)")
+    assert record.open_ledger(folder).spent(1e-5).epsilon <= 3
+
+
+def test_as_published_every_sentence_with_an_epsilon_says_that_it_is_claimed(tmp_path, monkeypatch):
+    folder = tmp_path / "a"
+    arguments = ["--method", "optimized-noise", "--as-published", "--data", few(monkeypatch), "--seed", 1]
+    monkeypatch.setattr("privet.cli.progress.SECONDS_BETWEEN_LINES", 0.0)
+    page = privet("train", *arguments, "--out", folder)
+    assert page.exit_code == 0, page.output
+    said = [line for line in page.output.splitlines() if "epsilon" in line and not line.startswith("Calibrating")]
+    assert len(said) > 2
+    assert all("only claimed by Xiang et al. 2019" in line for line in said), said
+    assert any(line.startswith("As published, by advanced composition: epsilon = 3 at") for line in said)
+    html = (folder / "report.html").read_text()
+    assert "Claimed, not proved" in html
+    assert "as published: only claimed" in html
+    facts = json.loads(privet("train", *arguments, "--json", "--out", tmp_path / "b").stdout)
+    assert facts["spent"]["guarantee"] == "claimed"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--as-published"],
+        ["--form", "elliptical"],
+        ["--method", "optimized-noise", "--as-published", "--form", "isotropic"],
+    ],
+)
+def test_options_of_another_method_are_refused(arguments, tmp_path):
+    page = privet("train", *arguments, "--data", "digits", "--out", tmp_path / "a")
+    assert page.exit_code == 2
+    assert "--as-published" in page.stderr
+
+
+def few(monkeypatch):
+    """The digits, for six steps."""
+    from dataclasses import replace
+
+    from privet import recipes
+
+    recipe = recipes.load("digits-linear")
+    short = replace(recipe, settings={**recipe.settings, "epochs": 0.6})
+    monkeypatch.setattr(recipes, "pick", lambda dataset: (short, "it is short"))
+    return "digits"

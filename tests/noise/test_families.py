@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from privet.clipping import BoundedSum
+from privet.clipping import BoundedSum, floored
 from privet.errors import InputError
 from privet.noise import (
     ComparedGaussianNoise,
@@ -18,7 +18,6 @@ from privet.noise import (
     IsotropicL2Noise,
     ProductLaplaceNoise,
     StaircaseNoise,
-    floored,
     lower_bound,
 )
 from privet.noise.bound import LEAST, isotropic_constant

@@ -18,7 +18,7 @@ EXAMPLES = {
     "PaddedPoisson": (vocabulary.PaddedPoisson(0.01, 60_000, 700, STEP), "filled up with dummies to 700 rows"),
     "FixedSizeSampled": (vocabulary.FixedSizeSampled(600, 60_000, STEP), "from 600 of 60,000 records"),
     "ShuffledEpoch": (vocabulary.ShuffledEpoch(100, STEP), "each of 100 disjoint shuffled batches"),
-    "PureEpsilon": (vocabulary.PureEpsilon(0.5), "proved elsewhere to be 0.5-differentially private"),
+    "PureEpsilon": (vocabulary.PureEpsilon(0.5), "a mechanism of pure epsilon 0.5"),
     "ApproximateDP": (vocabulary.ApproximateDP(1.0, 1e-6), "(1, 1e-06)-differentially private"),
     "PublishedClaim": (vocabulary.PublishedClaim(3.45, 1e-5, "a paper", "it leaks"), "a paper claims (3.45, 1e-05)"),
     "RandomizedResponse": (vocabulary.RandomizedResponse(0.25, 10), "a random one of 10 with probability 25"),

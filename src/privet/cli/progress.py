@@ -98,4 +98,5 @@ def _lines(delta: float) -> Stepped:
 def _standing(step: Mapping[str, Any], delta: float) -> str:
     if "loss" not in step:
         return ""
-    return f"loss {step['loss']:.3f}, epsilon {step['epsilon']:.3f} at delta {delta:g}"
+    claimed = "" if str(step.get("guarantee", "proved")) == "proved" else f" ({step['guarantee']})"
+    return f"loss {step['loss']:.3f}, epsilon {step['epsilon']:.3f} at delta {delta:g}{claimed}"

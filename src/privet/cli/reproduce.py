@@ -71,11 +71,16 @@ def reproduce(
 
 def shown(recipe: Recipe, rows: list[Row]) -> str:
     """The table for a terminal, which is also one for a page."""
+    from privet.recipes.methods import CLAIMED, method_named
+
+    several = len({row.method for row in rows}) > 1
+    claimed = any(CLAIMED in method_named(row.method).title for row in rows)
+    standing = "proved, but where the method says that it is not" if claimed else "proved"
     lines = [
-        f"{recipe.title} ({recipe.data}, delta {rows[0].delta:g}, add/remove one record; Poisson sampling; PLD; proved)",
+        f"{recipe.title} ({recipe.data}, delta {rows[0].delta:g}, add/remove one record; Poisson sampling; PLD; {standing})",
         "",
-        "| epsilon | accuracy % | seeds | published % | difference | CPU seconds |",
-        "|---|---|---|---|---|---|",
+        f"|{' method |' * several} epsilon | accuracy % | seeds | published % | difference | CPU seconds |",
+        f"|{'---|' * several}---|---|---|---|---|---|",
     ]
     for row in rows:
         spread = f" ± {100 * row.std:.2f}" if row.std is not None else ""
@@ -85,13 +90,16 @@ def shown(recipe: Recipe, rows: list[Row]) -> str:
             beside = f"{paper.accuracy:g}{at} ({paper.by})"
             difference = f"{round(100 * row.accuracy - paper.accuracy, 2) + 0.0:+.2f}"
         ours = f"{100 * row.accuracy:.2f}{spread}"
-        lines.append(f"| {row.epsilon:g} | {ours} | {row.seeds} | {beside} | {difference} | {row.seconds:.0f} |")
+        by = f" {method_named(row.method).title} |" if several else ""
+        lines.append(f"|{by} {row.epsilon:g} | {ours} | {row.seeds} | {beside} | {difference} | {row.seconds:.0f} |")
     return "\n".join(lines)
 
 
 def _say(result: Result) -> None:
+    from privet.recipes.methods import method_named
+
     typer.echo(
-        f"epsilon {result.epsilon:g}, seed {result.seed}: {100 * result.accuracy:.2f} % "
+        f"{method_named(result.method).title}: epsilon {result.epsilon:g}, seed {result.seed}: {100 * result.accuracy:.2f} % "
         f"after {result.steps:,} steps, {result.seconds:.0f} s of CPU",
         err=True,
     )

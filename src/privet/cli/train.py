@@ -28,6 +28,15 @@ class Method(StrEnum):
     """Where the noise is."""
 
     dpsgd = "dpsgd"
+    optimized_noise = "optimized-noise"
+
+
+class Form(StrEnum):
+    """The forms of optimised noise."""
+
+    grouped = "grouped"
+    isotropic = "isotropic"
+    elliptical = "elliptical"
 
 
 Epsilon = Annotated[float, typer.Option(help="The budget.")]
@@ -67,12 +76,21 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out that was stopped, or start it.")
     ] = False,
+    form: Annotated[
+        Form,
+        typer.Option(help="Of optimized-noise: pure-epsilon noise of least cost, isotropic, or elliptical clipping."),
+    ] = Form.grouped,
+    as_published: Annotated[
+        bool,
+        typer.Option("--as-published", help="optimized-noise as it was published: its epsilon is claimed, not proved."),
+    ] = False,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a private classifier by a recipe: what it cost, what it is worth and what leaks, on one page."""
     check_budget(epsilon, delta)
     check_free(out)
+    key = _method(method, form, as_published)
     from privet import recipes
 
     chosen = recipes.load(recipe) if recipe is not None else None
@@ -89,12 +107,25 @@ def train(
         out,
         epsilon=epsilon,
         delta=delta,
+        method=key,
         seed=seed,
         resume=resume,
         source=data,
         schema=str(schema) if schema else "",
     )
     say(record, out, as_json)
+
+
+def _method(method: Method, form: Form, as_published: bool) -> str:
+    if method is Method.dpsgd:
+        if as_published or form is not Form.grouped:
+            raise InputError("--form and --as-published belong to --method optimized-noise.")
+        return method.value
+    if as_published and form is not Form.grouped:
+        raise InputError("--as-published is the form grouped: leave --form out.")
+    if as_published:
+        return f"{method.value}-published"
+    return method.value if form is Form.grouped else f"{method.value}-{form.value}"
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -122,6 +153,7 @@ def train_by(
     epsilon: float,
     delta: float,
     seed: int | None,
+    method: str = "dpsgd",
     resume: bool = False,
     source: str = "",
     schema: str = "",
@@ -142,6 +174,7 @@ def train_by(
             out,
             epsilon=epsilon,
             delta=delta,
+            method=method,
             seed=seed,
             command=command or ("privet", *sys.argv[1:]),
             resume=resume,
@@ -155,6 +188,8 @@ def train_by(
 
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
+    from privet.privacy import Claimed
+
     spent = record.open_ledger(out).spent(record.delta)
     assert record.attack is not None
     if as_json:
@@ -172,6 +207,9 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
         return
     typer.echo(f"{record.title}, trained and attacked in {record.seconds:.0f} s")
     typer.echo(str(spent))
+    if isinstance(spent.guarantee, Claimed):
+        published = record.open_ledger(out).spent(record.delta, "strong")
+        typer.echo(f"As published, by advanced composition: {published}")
     typer.echo(f"{100 * record.test_accuracy:.2f} % of {record.data.test_records:,} test records right")
     for line in sentences(record.attack):
         typer.echo(line)

@@ -8,9 +8,11 @@ from torch import Tensor
 from privet.clipping.adaptive import AdaptiveClipping
 from privet.clipping.automatic import AutomaticClipping
 from privet.clipping.bounded import BoundedSum
-from privet.clipping.elliptical import EllipticalClipping
+from privet.clipping.elliptical import EllipticalClipping, optimal_diagonal
 from privet.clipping.flat import FlatClipping
+from privet.clipping.moving import MovingEllipticalClipping
 from privet.clipping.per_layer import PerLayerClipping
+from privet.clipping.released import floored
 from privet.clipping.scheduled import ScheduledClipping
 from privet.gradients import PerExampleGradients
 
@@ -36,6 +38,9 @@ __all__ = [
     "EllipticalClipping",
     "FlatClipping",
     "MovingClipping",
+    "MovingEllipticalClipping",
     "PerLayerClipping",
     "ScheduledClipping",
+    "floored",
+    "optimal_diagonal",
 ]

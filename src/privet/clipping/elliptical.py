@@ -45,3 +45,25 @@ class EllipticalClipping:
         scales = {name: self.max_grad_norm / self.diagonal[name] for name in tensors}
         longest = self.max_grad_norm / min(float(d.min()) for d in self.diagonal.values())
         return BoundedSum(tensors, longest, scales, gradients.records, int(gradients.bad.sum()))
+
+
+def optimal_diagonal(moments: Tensor, weights: Tensor, cost: str = "l1") -> Tensor:
+    """The D with sum d_i^2 m_i = 1 for which noise of deviation ~ 1/d_i costs least.
+
+    Args:
+        moments: m_i, the mean square of coordinate i of a record's gradient: sum d_i^2 m_i bounds how much is clipped away.
+        weights: w_i, what noise in coordinate i costs: w_i |z_i| for "l1", w_i z_i^2 for "l2".
+        cost: "l1" or "l2".
+    """
+    for what, values in (("second moments", moments), ("weights", weights)):
+        if not bool(torch.isfinite(values).all()) or not bool((values > 0).all()):
+            raise InputError(f"The {what} must be positive and finite everywhere.")
+    if moments.shape != weights.shape:
+        raise InputError(f"There are {len(moments)} second moments and {len(weights)} weights: give one of each.")
+    if cost == "l1":
+        total = (moments.pow(1 / 3) * weights.pow(2 / 3)).sum(dtype=torch.float64)
+        return (weights / moments).pow(1 / 3) / total.sqrt().to(moments.dtype)
+    if cost == "l2":
+        total = (weights * moments).sqrt().sum(dtype=torch.float64)
+        return (weights / moments).pow(1 / 4) / total.sqrt().to(moments.dtype)
+    raise InputError(f"The cost is 'l1' or 'l2', not {cost!r}.")

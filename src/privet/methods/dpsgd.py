@@ -109,7 +109,8 @@ def _loop(
         if on_step is not None:
             if time.monotonic() - looked > _LOOK_SECONDS or step == private.plan.steps:
                 epsilon, looked = private.spent().epsilon, time.monotonic()
-            on_step({"step": step, "steps": private.plan.steps, "loss": float(value.detach()), "epsilon": epsilon})
+            standing = {"epsilon": epsilon, "guarantee": private.ledger.guarantee}
+            on_step({"step": step, "steps": private.plan.steps, "loss": float(value.detach()), **standing})
         if step // private.steps_per_epoch > history.last_step // private.steps_per_epoch:
             history.add(private, model, test)
 

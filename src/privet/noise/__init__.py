@@ -7,13 +7,14 @@ from torch import Tensor
 
 from privet.clipping import BoundedSum
 from privet.noise.additive import AdditiveNoise
-from privet.noise.bound import floored, lower_bound
+from privet.noise.bound import lower_bound
 from privet.noise.compared import ComparedGaussianNoise
 from privet.noise.gaussian import GaussianNoise
 from privet.noise.grouped import GroupedL2Noise
 from privet.noise.isotropic import IsotropicL2Noise
 from privet.noise.laplace import ProductLaplaceNoise
 from privet.noise.scheduled import ScheduledNoise
+from privet.noise.shaped import MovingShapeNoise, PublishedShapeNoise, ShapedNoise
 from privet.noise.staircase import StaircaseNoise
 from privet.privacy import Event
 from privet.randomness import Source
@@ -53,11 +54,13 @@ __all__ = [
     "GroupedL2Noise",
     "IsotropicL2Noise",
     "MovingNoise",
+    "MovingShapeNoise",
     "Noise",
     "NoisePlan",
     "ProductLaplaceNoise",
+    "PublishedShapeNoise",
     "ScheduledNoise",
+    "ShapedNoise",
     "StaircaseNoise",
-    "floored",
     "lower_bound",
 ]

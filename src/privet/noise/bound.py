@@ -54,7 +54,7 @@ def require_weights(w: Tensor, dimension: int | None = None) -> Tensor:
     if not (low > 0 and math.isfinite(high)):
         raise InputError(
             f"The weights w must be positive and finite everywhere, and lie between {low:g} and {high:g}: a coordinate of no "
-            f"weight would get noise without end. privet.noise.floored lifts the smallest to 0.001 of the median."
+            f"weight would get noise without end. privet.clipping.floored lifts the smallest to 0.001 of the median."
         )
     return w
 
@@ -64,12 +64,3 @@ def require_budget(epsilon: float, alpha: float) -> None:
         raise InputError(f"epsilon of a noise must be a positive number, and is {epsilon!r}.")
     if not 0 < alpha < math.inf:
         raise InputError(f"alpha, the sensitivity, must be a positive number, and is {alpha!r}.")
-
-
-def floored(w: Tensor, share: float = 1e-3) -> Tensor:
-    """The magnitudes of w, none below `share` of their median; all 1 where the median is 0."""
-    w = w.abs()
-    if not bool(w.isfinite().all()):
-        raise InputError("The weights w are not finite everywhere.")
-    least = share * float(w.median())
-    return w.clamp(min=least) if least > 0 else torch.ones_like(w)

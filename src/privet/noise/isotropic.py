@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,20 +23,28 @@ class IsotropicL2Noise(AdditiveNoise):
     under PLD it costs far less than pure epsilon says, in many dimensions about as much as Gaussian noise of the same size.
 
     Attributes:
+        multiplier: s / alpha, which is 1 / epsilon.
         gap: the cost over the proved lower bound, for the weights that were given to `solve`.
     """
 
     coordinates: int
-    epsilon: float
+    multiplier: float
     alpha: float = 1.0
     gap: float = math.nan
+
+    def __post_init__(self) -> None:
+        require_budget(self.multiplier, self.alpha)
 
     @classmethod
     def solve(cls, w: Tensor, epsilon: float, alpha: float = 1.0) -> IsotropicL2Noise:
         """The isotropic noise for these weights; only their number matters."""
         require_budget(epsilon, alpha)
-        noise = cls(len(require_weights(w)), epsilon, alpha)
-        return cls(len(w), epsilon, alpha, noise.cost(w) / lower_bound(w, epsilon, alpha))
+        noise = cls(len(require_weights(w)), 1 / epsilon, alpha)
+        return replace(noise, gap=noise.cost(w) / lower_bound(w, epsilon, alpha))
+
+    @property
+    def epsilon(self) -> float:
+        return 1 / self.multiplier
 
     @property
     def dimension(self) -> int:
@@ -44,7 +52,7 @@ class IsotropicL2Noise(AdditiveNoise):
 
     @property
     def scale(self) -> float:
-        return self.alpha / self.epsilon
+        return self.alpha * self.multiplier
 
     def sample(self, source: Source, dtype: torch.dtype = torch.float32) -> Tensor:
         """Normal numbers, times one random scale; see `GroupedL2Noise.sample`."""
@@ -61,7 +69,7 @@ class IsotropicL2Noise(AdditiveNoise):
         return self.scale * total * float(isotropic_constant(self.coordinates))
 
     def event(self) -> Event:
-        return IsotropicL2(1 / self.epsilon, self.coordinates)
+        return IsotropicL2(self.multiplier, self.coordinates)
 
     def variances(self) -> float:
         return (self.coordinates + 1) * self.scale**2

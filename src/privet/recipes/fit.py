@@ -1,4 +1,4 @@
-"""Training by a recipe: releases before training, then DP-SGD with the noise that the budget leaves."""
+"""Training by a recipe: releases before training, then steps with the noise that the budget leaves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from privet.errors import InputError
 from privet.methods import dpsgd
 from privet.privacy import Ledger
 from privet.randomness import Randomness
+from privet.recipes.methods import Method, method_named
 from privet.recipes.prepare import Prepared, build_model, prepare
 from privet.recipes.recipe import Recipe, Settings
 from privet.recipes.releases import Releases
@@ -31,6 +32,7 @@ OnStep = Callable[[dict[str, Any]], None]
 class Fitted:
     """A model that was trained by a recipe."""
 
+    method: Method
     settings: Settings
     prepared: Prepared
     ledger: Ledger
@@ -50,6 +52,7 @@ def fit(
     *,
     epsilon: float,
     delta: float,
+    method: str = "dpsgd",
     seed: int | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -62,13 +65,14 @@ def fit(
         recipe: what to do.
         dataset: its training records are protected; the accuracy after each epoch is measured on its test records.
         epsilon, delta: the budget.
+        method: how to train; one of `privet.recipes.methods.METHODS`.
         seed: makes the run repeatable, for experiments; a run that is released has none.
         folder: where the run keeps its ledger, its releases and its checkpoints; without it, in memory.
         resume: continue the run in `folder` where there is one.
         on_step: called after each step, as `privet.methods.dpsgd.train` does.
         progress: called while features are computed.
     """
-    settings = recipe.at(epsilon)
+    chosen, settings = method_named(method), recipe.at(epsilon)
     lot = round(settings.sampling_rate * len(dataset.train))
     if lot < 1:
         raise InputError(f"{dataset.name} has {len(dataset.train)} training records, too few for {recipe.name}.")
@@ -78,14 +82,15 @@ def fit(
     try:
         releases = Releases(ledger, _before_training(seed), folder)
         prepared = prepare(recipe, settings, dataset, model, releases, progress)
-        trained = _train(settings, prepared, epsilon, delta, seed, run or ledger, on_step)
+        trained = _train(chosen, settings, prepared, epsilon, delta, seed, run or ledger, on_step)
     finally:
         if run is not None:
             run.close()
-    return Fitted(settings, prepared, trained.ledger, trained.plan, trained.steps, trained.history)
+    return Fitted(chosen, settings, prepared, trained.ledger, trained.plan, trained.steps, trained.history)
 
 
 def _train(
+    method: Method,
     settings: Settings,
     prepared: Prepared,
     epsilon: float,
@@ -99,7 +104,7 @@ def _train(
     steps = settings.steps or max(1, round(settings.epochs * records / lot))
     where: dict[str, Any] = {"ledger": kept} if isinstance(kept, Ledger) else {"folder": kept}
     optimizer = torch.optim.SGD(prepared.part.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
-    return dpsgd.train(
+    return method.train(
         prepared.part,
         optimizer,
         prepared.train,
@@ -110,7 +115,7 @@ def _train(
         steps=steps,
         epsilon=epsilon,
         # Noise that a paper states: the budget then ends the training.
-        noise_multiplier=settings.noise_multiplier or None,
+        noise_multiplier=(method.states_noise and settings.noise_multiplier) or None,
         delta=delta,
         max_grad_norm=settings.clip,
         loss_reduction="mean",

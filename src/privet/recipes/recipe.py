@@ -118,6 +118,8 @@ class Recipe:
     budgets: tuple[dict[str, float], ...]
     origins: dict[str, Origin]
     published: tuple[Published, ...] = ()
+    methods: tuple[str, ...] = ("dpsgd",)
+    """The methods that `privet reproduce` compares by it."""
 
     def __post_init__(self) -> None:
         if not self.budgets or not all(row.get("epsilon", 0) > 0 for row in self.budgets):

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from privet.attacks import LossThreshold
+from privet.clipping import Clipping, MovingEllipticalClipping
 from privet.data import CATALOGUE, Dataset, Progress
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import arguments, scores
@@ -39,6 +40,7 @@ def run(
     delta: float,
     seed: int | None,
     command: Sequence[str],
+    method: str = "dpsgd",
     resume: bool = False,
     source: str = "",
     schema: str = "",
@@ -63,6 +65,7 @@ def run(
         dataset,
         epsilon=epsilon,
         delta=delta,
+        method=method,
         seed=seed,
         folder=out,
         resume=resume,
@@ -121,7 +124,7 @@ def _record(
     roc = LossThreshold()(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
     return RunRecord(
         title=f"A private classifier of {_TITLES.get(dataset.name, dataset.name)}",
-        method="DP-SGD (Abadi et al. 2016)",
+        method=fitted.method.title,
         created="",
         command=tuple(command),
         seconds=0.0,
@@ -161,7 +164,7 @@ def _settings(recipe: Recipe, fitted: Fitted) -> dict[str, str]:
         "Recipe": f"{recipe.name}: {recipe.title}",
         "Steps": f"{fitted.steps:,}, about {passes:.3g} passes over the data",
         "Lot": f"{plan.expected_batch_size:,.0f} records expected, each drawn with probability {plan.sampling.rate:.4g}",
-        "Clipping": f"each record's gradient to a norm of at most C = {settings.clip:g}",
+        "Clipping": _clipping(plan.clipping, settings.clip),
         "Noise": f"{plan.noise.describe()} on the sum of a lot",
         "Optimizer": f"SGD, learning rate {settings.learning_rate:g}{falls}{momentum}",
     }
@@ -173,6 +176,12 @@ def _settings(recipe: Recipe, fitted: Fitted) -> dict[str, str]:
     if before:
         shown["Released before training"] = ", ".join(before)
     return shown
+
+
+def _clipping(clipping: Clipping, norm: float) -> str:
+    if isinstance(clipping, MovingEllipticalClipping):
+        return clipping.describe()
+    return f"each record's gradient to a norm of at most C = {norm:g}"
 
 
 def _epochs(history: list[dict[str, Any]], losses: dict[int, float]) -> tuple[Epoch, ...]:

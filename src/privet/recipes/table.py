@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from privet.recipes.recipe import Published, Recipe
 from privet.report.plain import MisfitError, build
 from privet.report.record import write_whole
 
-METHOD = "dpsgd"
 _POINTS = 60
 """How many points of a curve are kept."""
 
@@ -41,6 +41,7 @@ class Result:
     """Epoch, epsilon spent and accuracy on the test records, after some of the epochs."""
     key: str
     """Says which settings and records it belongs to."""
+    method: str = "dpsgd"
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,16 @@ def reproduce(
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Train at every budget with seeds 0, 1, ...; what `folder` holds from an earlier call is not computed again."""
+    """Train by every method at every budget with seeds 0, 1, ...; what `folder` holds already is not computed again."""
     rows = []
-    for epsilon in epsilons:
+    for method, epsilon in product(recipe.methods, epsilons):
         results = []
         for seed in range(seeds):
-            result = _result(recipe, dataset, folder, epsilon, delta, seed, on_step, progress)
+            result = _result(recipe, dataset, folder, method, epsilon, delta, seed, on_step, progress)
             results.append(result)
             if on_result is not None:
                 on_result(result)
-        rows.append(_row(recipe, dataset, epsilon, delta, results, command))
+        rows.append(_row(recipe, dataset, method, epsilon, delta, results, command))
     return rows
 
 
@@ -98,8 +99,9 @@ def merge(path: Path, rows: Sequence[Row]) -> None:
     except ValueError as error:
         raise InputError(f"{path} is not a file of results ({error}): give another.") from None
     fresh = [dataclasses.asdict(row) for row in rows]
-    taken = {(row["recipe"], row["epsilon"], row["delta"]) for row in fresh}
-    kept = [row for row in old if (row.get("recipe"), row.get("epsilon"), row.get("delta")) not in taken]
+    same = ("recipe", "method", "epsilon", "delta")
+    taken = {tuple(row[name] for name in same) for row in fresh}
+    kept = [row for row in old if tuple(row.get(name) for name in same) not in taken]
     lines = [json.dumps(row, ensure_ascii=False) for row in kept + fresh]
     write_whole(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
@@ -108,14 +110,16 @@ def _result(
     recipe: Recipe,
     dataset: Dataset,
     folder: Path,
+    method: str,
     epsilon: float,
     delta: float,
     seed: int,
     on_step: OnStep | None,
     progress: Progress | None,
 ) -> Result:
-    key = _key(recipe, dataset, epsilon, delta)
-    path = folder / f"epsilon-{epsilon:g}-seed-{seed}.json"
+    key = _key(recipe, dataset, method, epsilon, delta)
+    prefix = "" if method == "dpsgd" else f"{method}-"
+    path = folder / f"{prefix}epsilon-{epsilon:g}-seed-{seed}.json"
     if path.exists():
         try:
             found = build(Result, json.loads(path.read_text(encoding="utf-8")))
@@ -124,7 +128,9 @@ def _result(
         except (ValueError, MisfitError):
             pass  # torn or of another version: it is computed again
     started = time.process_time()
-    fitted = fit(recipe, dataset, epsilon=epsilon, delta=delta, seed=seed, on_step=on_step, progress=progress)
+    fitted = fit(
+        recipe, dataset, epsilon=epsilon, delta=delta, method=method, seed=seed, on_step=on_step, progress=progress
+    )
     seconds = time.process_time() - started
     points = [(entry["epoch"], entry["epsilon"], entry["accuracy"]) for entry in fitted.history]
     every = max(1, -(-len(points) // _POINTS))
@@ -137,20 +143,21 @@ def _result(
         seconds=round(seconds, 1),
         curve=tuple(tuple(round(value, 5) for value in point) for point in [*points[:-1:every], points[-1]]),
         key=key,
+        method=method,
     )
     write_whole(path, json.dumps(dataclasses.asdict(result)) + "\n")
     return result
 
 
 def _row(
-    recipe: Recipe, dataset: Dataset, epsilon: float, delta: float, results: Sequence[Result], command: str
+    recipe: Recipe, dataset: Dataset, method: str, epsilon: float, delta: float, results: Sequence[Result], command: str
 ) -> Row:
     accuracies = [result.accuracy for result in results]
     shortest = min(len(result.curve) for result in results)
     curves = zip(*(result.curve[:shortest] for result in results), strict=True)
     return Row(
         data=dataset.name,
-        method=METHOD,
+        method=method,
         epsilon=epsilon,
         delta=delta,
         accuracy=round(statistics.fmean(accuracies), 6),
@@ -163,11 +170,13 @@ def _row(
     )
 
 
-def _key(recipe: Recipe, dataset: Dataset, epsilon: float, delta: float) -> str:
+def _key(recipe: Recipe, dataset: Dataset, method: str, epsilon: float, delta: float) -> str:
     told = {
         "settings": dataclasses.asdict(recipe.at(epsilon)),
         "model": dataclasses.asdict(recipe.model),
         "data": dataset.fingerprint,
         "delta": delta,
+        # Left out where it is what it always was: what is kept from then stays good.
+        **({} if method == "dpsgd" else {"method": method}),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

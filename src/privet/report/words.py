@@ -71,6 +71,8 @@ def describe(event: Event) -> str:
             return f"{times(count)}: {describe(inner)}"
         case Composed(events=events):
             return "; and ".join(describe(inner) for inner in events)
+        case Under(event=inner, basis=Claimed(by=by)):
+            return f"{describe(inner)}, as {by} claims"
         case Under(event=inner):
             return describe(inner)
     return _release(event)
@@ -95,7 +97,7 @@ def _release(event: Event) -> str:
         case RandomizedResponse(noise=noise, buckets=buckets):
             return f"every value, replaced by a random one of {buckets:,} with probability {share(noise)}"
         case PureEpsilon(epsilon=epsilon):
-            return f"a release that is proved elsewhere to be {number(epsilon)}-differentially private"
+            return f"a release by a mechanism of pure epsilon {number(epsilon)}"
         case ApproximateDP(epsilon=epsilon, delta=delta):
             return f"a release proved elsewhere to be ({number(epsilon)}, {delta:g})-differentially private"
         case PublishedClaim(epsilon=epsilon, delta=delta, by=by):

@@ -34,7 +34,7 @@ class Limit:
         covered = step if in_ledger is None else in_ledger
         if step >= self.plan.steps:
             raise BudgetExhausted(
-                f"The plan's {self.plan.steps} steps are done: {self._spent()}. Make a new plan with a larger budget to go on."
+                f"The plan's {self.plan.steps} steps are done: {self.spent()}. Make a new plan with a larger budget to go on."
             )
         if self._offset != len(self.ledger) - covered:
             self._allowed_to = self._largest(covered)
@@ -43,7 +43,7 @@ class Limit:
             assert self.budget is not None
             raise BudgetExhausted(
                 f"Step {step + 1} of {self.plan.steps} would pass the budget of epsilon {self.budget.epsilon:g} at delta "
-                f"{self.delta:g}: {self._spent()}. Train with what there is, or make a new plan with a larger budget."
+                f"{self.delta:g}: {self.spent()}. Train with what there is, or make a new plan with a larger budget."
             )
         return self._allowed_to
 
@@ -61,5 +61,6 @@ class Limit:
         assert self.budget is not None
         return self.budget.allows(self.ledger.event + self.plan.events(first, end))
 
-    def _spent(self) -> Spent:
-        return self.ledger.spent(self.delta)
+    def spent(self) -> Spent:
+        """What the ledger holds costs, by the budget's accountant."""
+        return self.ledger.spent(self.delta, self.budget.accountant if self.budget is not None else "pld")

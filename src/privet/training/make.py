@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from privet.clipping import Clipping, FlatClipping, ScheduledClipping
 from privet.errors import InputError
 from privet.gradients import Engine
-from privet.noise import GaussianNoise, ScheduledNoise
+from privet.noise import GaussianNoise, NoisePlan, ScheduledNoise
 from privet.privacy import Budget, Ledger, Schedule, steps_of
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
@@ -42,6 +42,8 @@ def make_private(
     noise_multiplier: float | Schedule | None = None,
     max_grad_norm: float | Schedule | None = None,
     clipping: Clipping | None = None,
+    noise: Callable[[float], NoisePlan] = GaussianNoise,
+    accountant: str = "pld",
     average: float | None = None,
     scheduler: Any = None,
     views: int = 1,
@@ -82,6 +84,9 @@ def make_private(
         noise_multiplier: the noise on the sum, in clipping norms; a `Schedule` has one for each step.
         max_grad_norm, clipping: the norm of flat clipping (a `Schedule` has one for each step), or another way of
             clipping; give one.
+        noise: the kind of noise, as what makes one of a noise multiplier: ``GaussianNoise``, or for instance ``ShapedNoise``,
+            whose multiplier is 1 / epsilon of a step.
+        accountant: whose theorem calibrates the noise and watches the budget.
         average: the decay of a moving average of the parameters, ``private.average``; post-processing, free of cost.
         scheduler: a torch scheduler of the learning rate, stepped once after every private step, also an empty one.
         views: augmentation multiplicity: the loop turns each record into so many consecutive rows
@@ -120,10 +125,10 @@ def make_private(
         run = _run_folder(folder, resume, ledger, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger()
         sampling = PoissonSampling(batch_size / records)
-        budget = Budget(epsilon, delta, ledger.relation) if epsilon is not None else None
+        budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
-        steps, noise = _calibrated(steps, noise_multiplier, sampling.rate, budget, ledger, run)
-        plan = Plan(sampling, _clipping(max_grad_norm, clipping), noise, steps, records)
+        steps, noises = _calibrated(steps, noise_multiplier, noise, sampling, budget, ledger, run)
+        plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, records)
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if physical_batch_size == "auto":
             first = dataset[0][0] if isinstance(dataset[0], (tuple, list)) else dataset[0]
@@ -211,24 +216,34 @@ def _clipping(max_grad_norm: float | Schedule | None, clipping: Clipping | None)
 def _calibrated(
     steps: int | None,
     multiplier: float | Schedule | None,
-    rate: float,
+    noise: Callable[[float], NoisePlan],
+    sampling: PoissonSampling,
     budget: Budget | None,
     ledger: Ledger,
     run: RunFolder | None,
-) -> tuple[int, GaussianNoise | ScheduledNoise]:
+) -> tuple[int, NoisePlan]:
     """What was left open, from the budget after what the ledger holds; of a run that is continued, what it was then."""
     stored = run.identity.get("plan") if run is not None else None
     if stored is not None:
         steps = stored["steps"] if steps is None else steps
         multiplier = stored["noise"]["multiplier"] if multiplier is None else multiplier
+    gaussian = noise is GaussianNoise
     if isinstance(multiplier, Schedule):
+        if not gaussian:
+            raise InputError("A schedule of noise is one of Gaussian noise: give noise_multiplier as a number.")
         return multiplier.steps if steps is None else steps, ScheduledNoise(multiplier)
     if steps is None and (multiplier is None or budget is None):
         raise InputError("Give either epochs or steps.")
     if steps is None:
         assert multiplier is not None and budget is not None
-        steps = budget.after(ledger).steps(rate, multiplier)
+        if not gaussian:
+            raise InputError("Give either epochs or steps: for this noise they are not computed from the budget.")
+        steps = budget.after(ledger).steps(sampling.rate, multiplier)
     if multiplier is None:
         assert budget is not None
-        multiplier = budget.after(ledger).noise_multiplier(rate, steps)
-    return steps, GaussianNoise(multiplier)
+        left, count = budget.after(ledger), steps
+        if gaussian:
+            multiplier = left.noise_multiplier(sampling.rate, steps)
+        else:
+            multiplier = left.least(lambda x: sampling.event(noise(x).at(0).event()) * count, what="noise multiplier")
+    return steps, noise(multiplier)

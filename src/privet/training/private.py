@@ -59,6 +59,8 @@ class Private:
         self.average, self.scheduler = average, scheduler
         self.clipping = plan.clipping
         """How the next step clips: the plan's clipping, moved by what was released."""
+        self.noise = plan.noise
+        """The noise of the next steps: the plan's, moved by what was released."""
         self.steps_done = 0
         self.bad_records = 0
         """Records whose gradient was not finite and contributed nothing; not to be published."""
@@ -239,8 +241,8 @@ class Private:
         self.bad_records += int(gradients.bad.sum())
         self._set_gradients({})  # an optimizer leaves a parameter without gradient as it is
         if part.last:
-            released = part.step.release(self._record)
-            self.clipping = released.clipping
+            released = part.step.release(self._record, self.noise)
+            self.clipping, self.noise = released.clipping, released.noise
             public, self._public = self._public, {}
             self._set_gradients(
                 {
@@ -250,7 +252,8 @@ class Private:
             )
             for optimizer in self.optimizers:
                 if isinstance(optimizer, CorrectedAdam):
-                    optimizer.expect_noise({p: released.deviations[name] for name, p in self._parameters.items()})
+                    deviations = released.deviations()
+                    optimizer.expect_noise({p: deviations[name] for name, p in self._parameters.items()})
             self.steps_done += 1
             self.stream = part.stream
 

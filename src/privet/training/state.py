@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +11,7 @@ import torch
 
 from privet.clipping import Clipping
 from privet.errors import InputError
+from privet.noise import NoisePlan
 
 if TYPE_CHECKING:
     from privet.training.private import Private
@@ -31,6 +33,7 @@ def state_of(private: Private) -> dict[str, Any]:
     return {
         "identity": private.identity,
         "clipping": _moved(private.plan.clipping, private.clipping),
+        "noise": _moved(private.plan.noise, private.noise),
         "streams": streams,
         "torch": torch.get_rng_state() if private.randomness.reproducible else None,
         **{name: part.state_dict() for name, part in _parts(private).items()},
@@ -47,6 +50,8 @@ def restore(private: Private, path: Path, state: dict[str, Any]) -> None:
     private.steps_done = state["step"]
     if state["clipping"]:
         private.clipping = dataclasses.replace(private.plan.clipping, **state["clipping"])  # type: ignore[type-var]
+    if state.get("noise"):
+        private.noise = dataclasses.replace(private.plan.noise, **state["noise"])  # type: ignore[type-var]
     private.randomness.restore(state["streams"])
     private.stream, private.torch_state = state["streams"].get("sampling"), state["torch"]
 
@@ -59,9 +64,14 @@ def _parts(private: Private) -> dict[str, Stateful]:
     return parts | {f"own {name}": part for name, part in private.stateful.items()}
 
 
-def _moved(planned: Clipping, now: Clipping) -> dict[str, Any]:
-    """The fields of a moving clipping that are not as planned."""
+def _moved(planned: Clipping | NoisePlan, now: Clipping | NoisePlan) -> dict[str, Any]:
+    """The fields of a moving clipping or noise that are not as planned."""
     if now is planned:
         return {}
-    names = (field.name for field in dataclasses.fields(planned))  # type: ignore[arg-type]
-    return {name: getattr(now, name) for name in names if getattr(now, name) != getattr(planned, name)}
+    values = {field.name: getattr(now, field.name) for field in dataclasses.fields(planned)}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if _differs(value, getattr(planned, name))}
+
+
+def _differs(now: Any, planned: Any) -> bool:
+    """Whether a field has moved; of tensors by name it is enough that they are others."""
+    return now is not planned if isinstance(now, Mapping) else bool(now != planned)

@@ -15,6 +15,7 @@ from torch import Tensor
 from privet.clipping import BoundedSum, Clipping, MovingClipping
 from privet.errors import PrivetError
 from privet.gradients import PerExampleGradients
+from privet.noise import MovingNoise, NoisePlan
 from privet.privacy import Event
 from privet.randomness import Randomness
 from privet.training.plan import Plan
@@ -30,7 +31,9 @@ class Released:
     gradients: dict[str, Tensor]
     clipping: Clipping
     """How the next step clips."""
-    deviations: dict[str, Tensor | float]
+    noise: NoisePlan
+    """The noise of the steps to come."""
+    deviations: Callable[[], dict[str, Tensor | float]]
     """The standard deviation of the noise in each gradient; public."""
 
 
@@ -57,18 +60,28 @@ class Step:
         clipped, self.clipping = clipping.clip(gradients), clipping
         self.bounded = clipped if self.bounded is None else self.bounded + clipped
 
-    def release(self, record: Record) -> Released:
-        """Noise the sum, write the step down, and divide by the expected batch size."""
-        clipping = self.clipping
-        if self.bounded is None or clipping is None:
+    def release(self, record: Record, moved: NoisePlan | None = None) -> Released:
+        """Noise the sum, write the step down, and divide by the expected batch size.
+
+        `moved` is the plan's noise as earlier releases have moved it; its event has to be the plan's.
+        """
+        clipping, bounded = self.clipping, self.bounded
+        if bounded is None or clipping is None:
             raise PrivetError("A step has no gradients yet: add those of its batch, which may be empty.")
-        expected, noise = self.plan.expected_batch_size, self.plan.noise.at(self.number)
-        noisy = noise.add(self.bounded, self.randomness.noise)
-        record(self.plan.step_event(self.number), noisy)
+        expected, event = self.plan.expected_batch_size, self.plan.step_event(self.number)
+        planned = moved if moved is not None else self.plan.noise
+        noise = planned.at(self.number)
+        if noise.event() != self.plan.noise.at(self.number).event():
+            raise PrivetError("The noise has moved to one that costs something else than the plan says.")
+        noisy = noise.add(bounded, self.randomness.noise)
+        record(event, noisy)
         if isinstance(clipping, MovingClipping):
             clipping = clipping.after(noisy, expected)
+        if isinstance(planned, MovingNoise):
+            planned = planned.after(noisy, expected)
         return Released(
             gradients={name: tensor.div_(expected) for name, tensor in noisy.items()},
             clipping=clipping,
-            deviations={name: each / expected for name, each in noise.deviations(self.bounded).items()},
+            noise=planned,
+            deviations=lambda: {name: each / expected for name, each in noise.deviations(bounded).items()},
         )
