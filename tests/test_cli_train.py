@@ -193,7 +193,7 @@ def test_as_published_every_sentence_with_an_epsilon_says_that_it_is_claimed(tmp
     assert any(line.startswith("As published, by advanced composition: epsilon = 3 at") for line in said)
     html = (folder / "report.html").read_text()
     assert "Claimed, not proved" in html
-    assert "as published: only claimed" in html
+    assert "as published, by advanced composition: only claimed" in html
     facts = json.loads(privet("train", *arguments, "--json", "--out", tmp_path / "b").stdout)
     assert facts["spent"]["guarantee"] == "claimed"
 

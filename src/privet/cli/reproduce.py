@@ -75,9 +75,11 @@ def shown(recipe: Recipe, rows: list[Row]) -> str:
 
     several = len({row.method for row in rows}) > 1
     claimed = any(CLAIMED in method_named(row.method).title for row in rows)
-    standing = "proved, but where the method says that it is not" if claimed else "proved"
+    standing = "proved, but where the method says that it is only claimed" if claimed else "proved"
+    by_whom = "PLD, but where the method says otherwise" if several else "PLD"
     lines = [
-        f"{recipe.title} ({recipe.data}, delta {rows[0].delta:g}, add/remove one record; Poisson sampling; PLD; {standing})",
+        f"{recipe.title} ({recipe.data}, delta {rows[0].delta:g}, add/remove one record; Poisson sampling; "
+        f"{by_whom}; {standing})",
         "",
         f"|{' method |' * several} epsilon | accuracy % | seeds | published % | difference | CPU seconds |",
         f"|{'---|' * several}---|---|---|---|---|---|",

@@ -33,10 +33,10 @@ _OPTIMISED = "Optimised additive noise (Xiang et al. 2019)"
 _ALL = (
     Method("dpsgd", "DP-SGD (Abadi et al. 2016)", dpsgd.train, states_noise=True),
     Method("dpsgd-advanced", "DP-SGD calibrated by advanced composition", partial(dpsgd.train, accountant="strong")),
-    Method("optimized-noise", f"{_OPTIMISED}, grouped, tight accounting", optimized_noise.train),
+    Method("optimized-noise", f"{_OPTIMISED}, grouped", optimized_noise.train),
     Method(
         "optimized-noise-isotropic",
-        f"{_OPTIMISED}, isotropic, tight accounting",
+        f"{_OPTIMISED}, isotropic",
         partial(optimized_noise.train, form="isotropic"),
     ),
     Method(
@@ -46,7 +46,7 @@ _ALL = (
     ),
     Method(
         "optimized-noise-published",
-        f"{_OPTIMISED}, as published: {CLAIMED}",
+        f"{_OPTIMISED}, as published, by advanced composition: {CLAIMED}",
         partial(optimized_noise.train, as_published=True),
     ),
 )
