@@ -12,6 +12,7 @@ PAGES = {
     "Results": "results.md",
     "Attacks": "attacks.md",
     "Audits": "audit.md",
+    "Optimised noise": "optimised-noise.md",
     "Performance": "performance.md",
     "Dependencies": "dependencies.md",
 }

@@ -85,3 +85,21 @@ def test_a_file_that_holds_no_results_is_left_as_it_is(short, tmp_path):
     results.write_text("mine")
     page = privet("reproduce", short, "--seeds", 1, "--epsilon", 3, "--out", tmp_path / "out", "--results", results)
     assert (page.exit_code, results.read_text()) == (2, "mine")
+
+
+def test_several_methods_beside_each_other_and_what_is_only_claimed_says_so(tmp_path):
+    text = resources.files("privet.recipes").joinpath("xiang-mnist.yaml").read_text()
+    changes = {"data: mnist": "data: digits", "epochs: 5": "steps: 4", "  epochs: {": "  steps: {"}
+    for before, after in changes.items():
+        text = text.replace(before, after)
+    kept = [line for line in text.splitlines() if "isotropic" not in line]  # its privacy loss takes a while
+    recipe = tmp_path / "several.yaml"
+    recipe.write_text("\n".join(kept))
+    page = privet("reproduce", recipe, "--seeds", 1, "--epsilon", 2, "--out", tmp_path / "out")
+    assert page.exit_code == 0, page.output
+    rows = [line for line in page.stdout.splitlines() if "| 2 |" in line]
+    assert len(rows) == 5
+    claimed = [line for line in (*rows, *page.stderr.splitlines()) if "published" in line]
+    assert len(claimed) == 2
+    assert all("as published, by advanced composition: only claimed" in line for line in claimed)
+    assert "proved, but where the method says that it is only claimed" in page.stdout.splitlines()[0]
