@@ -124,7 +124,7 @@ def test_an_interrupted_demo_leaves_the_last_one_as_it_was(finished, monkeypatch
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privet.methods.dpsgd.train", interrupted)
+    monkeypatch.setattr("privet.methods.dpsgd._loop", interrupted)
     page = privet("demo", "--data", "digits", "--out", folder)
     assert page.exit_code == 130
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
