@@ -304,12 +304,12 @@ def main() -> None:
     asked = parser.parse_args()
     file = Path(__file__).parent / "results" / "audit.json"
     result: dict[str, Any] = json.loads(file.read_text()) if asked.only and file.exists() else {}
+    command = " ".join(["python benchmarks/audit.py", *sys.argv[1:]])
     if asked.only != "members":
-        result |= audits(asked.quick)
+        result |= audits(asked.quick) | {"audits_command": command}
     if asked.only != "audits" and not asked.quick:
-        result["membership"] = shown(likelihood()) + shown(members(1000, 20))
+        result |= {"membership": shown(likelihood()) + shown(members(1000, 20)), "members_command": command}
     result |= {
-        "command": "python benchmarks/audit.py",
         "versions": {name: version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")},
         "machine": f"{platform.machine()}, Python {platform.python_version()}, one thread, CPU time",
     }
