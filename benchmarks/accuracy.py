@@ -33,7 +33,7 @@ COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
 
 
 def main() -> None:
-    rows = [build(Row, row) for row in json.loads(RESULTS.read_text(encoding="utf-8")) if "recipe" in row]
+    rows = [build(Row, row) for row in json.loads(RESULTS.read_text(encoding="utf-8")) if row.get("method") == "dpsgd"]
     by_recipe: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.epsilon):
         by_recipe.setdefault(row.recipe, []).append(row)
@@ -46,7 +46,10 @@ def main() -> None:
 
 def fill_tables(by_recipe: dict[str, list[Row]]) -> None:
     """Put the table of each recipe between its marks on the page."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for name, rows in by_recipe.items():
+        if f"<!-- {name} -->" not in page:
+            continue
         commands = "\n".join(dict.fromkeys(row.command for row in rows))
         table = "\n".join(shown(recipes.load(name), rows).splitlines()[2:])
         put("results.md", name, f"```sh\n{commands}\n```\n\n{table}")
