@@ -22,7 +22,9 @@ def records():
 
 def test_a_mean_with_hardly_any_noise_is_the_mean_of_clipped_records(records):
     ledger = Ledger()
-    found = private_mean(records, bound=4.0, noise_multiplier=1e-9, ledger=ledger, randomness=Randomness.of(0))
+    found = private_mean(
+        records, bound=4.0, noise_multiplier=1e-9, public_size=3000, ledger=ledger, randomness=Randomness.of(0)
+    )
     rows = records.inputs.double()
     expected = (rows * (4.0 / rows.norm(dim=1)).clamp(max=1)[:, None]).mean(0)
     assert torch.allclose(found.double(), expected, atol=1e-4)
@@ -52,7 +54,10 @@ def test_the_noise_of_a_second_moment_has_the_stated_scale():
     zero = Split(torch.zeros(1, 10), torch.zeros(1, dtype=torch.int64))
     randomness, ledger = Randomness.of(5), Ledger()
     drawn = torch.stack(
-        [private_second_moment(zero, noise_multiplier=3.0, ledger=ledger, randomness=randomness) for _ in range(200)]
+        [
+            private_second_moment(zero, noise_multiplier=3.0, public_size=1, ledger=ledger, randomness=randomness)
+            for _ in range(200)
+        ]
     )
     assert torch.equal(drawn, drawn.mT)
     diagonal = drawn.diagonal(dim1=1, dim2=2).std()
@@ -69,7 +74,9 @@ def test_the_event_is_recorded_before_noise_is_drawn(records, monkeypatch):
     monkeypatch.setattr("privet.noise.GaussianNoise.add", fails)
     ledger = Ledger()
     with pytest.raises(RuntimeError, match="no noise"):
-        private_mean(records, bound=1.0, noise_multiplier=2.0, ledger=ledger, randomness=Randomness.of(0))
+        private_mean(
+            records, bound=1.0, noise_multiplier=2.0, public_size=3000, ledger=ledger, randomness=Randomness.of(0)
+        )
     assert len(ledger) == 1
 
 
@@ -77,3 +84,19 @@ def test_the_event_is_recorded_before_noise_is_drawn(records, monkeypatch):
 def test_there_are_no_more_components_than_columns(records, components):
     with pytest.raises(InputError, match="from 1 to 6 components"):
         private_components(records, components, noise_multiplier=1.0, ledger=Ledger(), randomness=Randomness.of(0))
+
+
+def test_nothing_is_divided_by_the_number_of_records(records):
+    """The normaliser from the private data set's size: with one record more, only that record's share is added."""
+    fewer = Split(records.inputs[:-1], records.labels[:-1])
+    settings = {"noise_multiplier": 1e-9, "public_size": 3000}
+
+    def means(part):
+        mean = private_mean(part, bound=4.0, ledger=Ledger(), randomness=Randomness.of(0), **settings)
+        moment = private_second_moment(part, ledger=Ledger(), randomness=Randomness.of(0), **settings)
+        return torch.cat([mean.double(), moment.flatten()])
+
+    last = records.inputs[-1].double()
+    clipped, scaled = last * min(4.0 / float(last.norm()), 1.0), last / last.norm()
+    share = torch.cat([clipped, torch.outer(scaled, scaled).flatten()]) / 3000
+    assert torch.allclose(means(records) - means(fewer), share, atol=1e-6)

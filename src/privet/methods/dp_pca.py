@@ -24,7 +24,10 @@ def private_components(
     width = records[0][0].numel()
     if not 1 <= components <= width:
         raise InputError(f"DP-PCA can give from 1 to {width} components of records of size {width}, not {components}.")
-    moment = private_second_moment(records, noise_multiplier=noise_multiplier, ledger=ledger, randomness=randomness)
+    # Directions do not depend on what the sum is divided by.
+    moment = private_second_moment(
+        records, noise_multiplier=noise_multiplier, public_size=1, ledger=ledger, randomness=randomness
+    )
     _, vectors = torch.linalg.eigh(moment)
     leading: Tensor = vectors[:, -components:].flip(1).mT
     return leading.to(torch.float32).contiguous()

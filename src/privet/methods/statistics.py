@@ -22,23 +22,30 @@ Statistic = Callable[[Tensor], Tensor]
 
 
 def private_mean(
-    records: Split, *, bound: float, noise_multiplier: float, ledger: Ledger, randomness: Randomness
+    records: Split,
+    *,
+    bound: float,
+    noise_multiplier: float,
+    public_size: int,
+    ledger: Ledger,
+    randomness: Randomness,
 ) -> Tensor:
     """The mean of the records, each clipped to norm `bound`, with Gaussian noise of `noise_multiplier` times `bound`.
 
-    Formal guarantees: the event is in the ledger before the noise is drawn; the noisy sum is divided by the number of
-    records, which is public.
+    Formal guarantees: the event is in the ledger before the noise is drawn; the noisy sum is divided by `public_size`, a
+    constant that the caller states, and never by the number of records that there are.
     """
     noise = GaussianNoise(noise_multiplier)
     total = _over(records, lambda rows: clipped_sum(rows, bound))
     ledger.record(noise.event())
-    return noise.add(total, randomness.noise)["sum"].div_(len(records)).to(torch.float32)
+    return noise.add(total, randomness.noise)["sum"].div_(public_size).to(torch.float32)
 
 
 def private_second_moment(
     records: Split,
     *,
     noise_multiplier: float,
+    public_size: int,
     ledger: Ledger,
     randomness: Randomness,
     view: Statistic = lambda rows: rows.flatten(1),
@@ -48,6 +55,7 @@ def private_second_moment(
     Args:
         records: the data.
         noise_multiplier: the standard deviation of the noise on each entry of the sum.
+        public_size: the constant that the noisy sum is divided by.
         ledger: where the release is recorded.
         randomness: where its noise comes from.
         view: turns a batch into ``(N, d)`` or ``(N, k, d)``, each record by itself.
@@ -58,7 +66,7 @@ def private_second_moment(
     noise = GaussianNoise(noise_multiplier)
     total = _over(records, lambda rows: normalised_second_moment(view(rows)))
     ledger.record(CovarianceRelease(noise_multiplier))
-    return symmetric(noise.add(total, randomness.noise)).div_(len(records))
+    return symmetric(noise.add(total, randomness.noise)).div_(public_size)
 
 
 def _over(records: Split, sums: Callable[[Tensor], BoundedSum]) -> BoundedSum:

@@ -110,7 +110,10 @@ def scores(model: nn.Module, records: Split) -> Tensor:
 
 
 def _standardise(model: OnFeatures, settings: Settings, records: Split, releases: Releases) -> None:
-    """Put the private mean and the private whitening of the features into the model."""
+    """Put the private mean and the private whitening of the features into the model.
+
+    The number of training records is public, as in the plan of the steps that follow.
+    """
     layer = model.standardise
     if settings.mean_noise:
         mean = releases.get(
@@ -119,6 +122,7 @@ def _standardise(model: OnFeatures, settings: Settings, records: Split, releases
                 records,
                 bound=math.sqrt(layer.mean.numel()),
                 noise_multiplier=settings.mean_noise,
+                public_size=len(records),
                 ledger=ledger,
                 randomness=randomness,
             ),
@@ -134,7 +138,12 @@ def _standardise(model: OnFeatures, settings: Settings, records: Split, releases
             def release(ledger: Ledger, randomness: Randomness, view: Statistic = view) -> Tensor:
                 noise = settings.whitening_noise
                 return private_second_moment(
-                    records, noise_multiplier=noise, ledger=ledger, randomness=randomness, view=view
+                    records,
+                    noise_multiplier=noise,
+                    public_size=len(records),
+                    ledger=ledger,
+                    randomness=randomness,
+                    view=view,
                 )
 
             moment = releases.get(name, release)
