@@ -8,9 +8,6 @@ STAMPS := $(VENV)/.stamps
 # Threads that wait by spinning starve each other as soon as anything else runs on the machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-# Where PyTorch's builds without gigabytes of CUDA are, beside where pip looks anyway. For a GPU: make TORCH_WHEELS= demo
-TORCH_WHEELS ?= https://download.pytorch.org/whl/cpu/torch/
-
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types imports tests bench docs format clean
 
@@ -28,7 +25,7 @@ define install
 	@mkdir -p $(STAMPS)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "$(VENV) has no pip: remove it with 'make clean' and run make again."; exit 1; }
 	@echo "Installing Privet$(1) into $(VENV) (PyTorch is large: the first time takes a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_WHEELS),--find-links $(TORCH_WHEELS)) -e '.$(1)' 2> >(grep -vE '^WARNING: (Location|Retrying)' >&2) || { echo "The install failed: pip's message is above. Check the network and the free disk space, then run make again."; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(1)' 2> >(grep -vE '^WARNING: (Location|Retrying)' >&2) || { echo "The install failed: pip's message is above. Check the network and the free disk space, then run make again."; exit 1; }
 	@touch $@
 endef
 
