@@ -164,7 +164,7 @@ class OneRun:
         return float(optimize.brentq(excess, 0.0, high, xtol=1e-9))
 
     def p_value(self, epsilon: float, correct: int, guesses: int, canaries: int) -> float:
-        """How likely at most so many right guesses are under (epsilon, delta)-DP."""
+        """How likely so many right guesses or more are under (epsilon, delta)-DP."""
         q = special.expit(epsilon)
         beta = float(_at_least(np.array(correct), guesses, q))
         if correct == 0 or self.delta == 0:
