@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from privet.attacks import Roc
+from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.report import AttackResult, RunRecord, versions
-from privet.report.record import FILE, write_whole
+from privet.report.record import FILE
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_crash_while_writing_leaves_the_old_file(record, tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / FILE, "half")
+        write_whole(tmp_path / FILE, b"half")
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     assert RunRecord.read(tmp_path) == record
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from privet.data.whole import write_whole
 from privet.errors import PrivetError
 from privet.privacy import Ledger
 from privet.randomness import Randomness
@@ -39,9 +39,5 @@ class Releases:
         if name not in self._kept:
             self._kept[name] = make(self.ledger, self.randomness).contiguous()
             if self._path is not None:
-                staged = self._path.with_name(f".{self._path.name}")
-                save_file(self._kept, staged)
-                with staged.open("rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(staged, self._path)
+                write_whole(self._path, save(self._kept))
         return self._kept[name]

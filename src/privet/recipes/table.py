@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from privet.data import Dataset, Progress
+from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.recipes.fit import fit
 from privet.recipes.recipe import Published, Recipe
 from privet.report.plain import MisfitError, build
-from privet.report.record import write_whole
 
 _POINTS = 60
 """How many points of a curve are kept."""
@@ -103,7 +103,7 @@ def merge(path: Path, rows: Sequence[Row]) -> None:
     taken = {tuple(row[name] for name in same) for row in fresh}
     kept = [row for row in old if tuple(row.get(name) for name in same) not in taken]
     lines = [json.dumps(row, ensure_ascii=False) for row in kept + fresh]
-    write_whole(path, "[\n" + ",\n".join(lines) + "\n]\n")
+    write_whole(path, ("[\n" + ",\n".join(lines) + "\n]\n").encode(), mode=0o644)
 
 
 def _result(
@@ -145,7 +145,7 @@ def _result(
         key=key,
         method=method,
     )
-    write_whole(path, json.dumps(dataclasses.asdict(result)) + "\n")
+    write_whole(path, (json.dumps(dataclasses.asdict(result)) + "\n").encode(), mode=0o644)
     return result
 
 

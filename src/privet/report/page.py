@@ -14,11 +14,12 @@ from markupsafe import Markup, escape
 from scipy import stats
 
 from privet.audit.result import round_down
+from privet.data.whole import write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, words
 from privet.report.limit import Limit
-from privet.report.record import AttackResult, RunRecord, write_whole
+from privet.report.record import AttackResult, RunRecord
 
 FILE = "report.html"
 
@@ -26,7 +27,7 @@ FILE = "report.html"
 def write_page(folder: Path) -> Path:
     """Write `report.html` of a run folder, whole or not at all; made again, it has the same bytes."""
     record = RunRecord.read(folder)
-    return write_whole(folder / FILE, render(record, record.open_ledger(folder)))
+    return write_whole(folder / FILE, render(record, record.open_ledger(folder)).encode(), mode=0o644)
 
 
 def render(record: RunRecord, ledger: Ledger) -> str:

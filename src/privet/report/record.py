@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from privet.attacks import Operating, Roc
 from privet.audit import Audit
+from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.privacy import Ledger
 from privet.report.plain import MisfitError, build
@@ -157,7 +156,7 @@ class RunRecord:
     def write(self, folder: Path) -> Path:
         """Write `record.json` whole or not at all."""
         text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
-        return write_whole(folder / FILE, text + "\n")
+        return write_whole(folder / FILE, f"{text}\n".encode(), mode=0o644)
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -182,23 +181,6 @@ class RunRecord:
         except MisfitError as error:
             raise InputError(f"{path}: {error}; the run record is damaged, so run the command again.") from None
         return record
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write a file so that a reader sees either the old one or the whole new one, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
 
 
 def _check(record: RunRecord) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from privet.data.whole import write_whole
 from privet.errors import PrivetError
 from privet.training.packing import pack, unpack
 
@@ -39,7 +37,12 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     tree = json.dumps(pack(state, tensors, "state"))
     metadata = {"format": _FORMAT, "state": tree, "digest": digest(tensors, tree)}
     path = folder / f"checkpoint-{step:09d}.safetensors"
-    _write_whole(path, save(tensors, metadata))
+    try:
+        write_whole(path, save(tensors, metadata))
+    except OSError as error:
+        raise PrivetError(
+            f"The checkpoint {path} cannot be written: {error.strerror}. The one before it is as it was; make room and resume."
+        ) from None
     for old in sorted(folder.glob(_PATTERN))[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path
@@ -81,32 +84,3 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError("its content was changed")
     state: dict[str, Any] = unpack(json.loads(metadata["state"]), tensors)
     return state
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """To a file beside it, to the disk, and only then under its name."""
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise PrivetError(
-            f"The checkpoint {path} cannot be written: {error.strerror}. The one before it is as it was; make room and resume."
-        ) from None
-
-
-def _sync(folder: Path) -> None:
-    """The new name is on the disk, too, where a folder can be told to be."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
