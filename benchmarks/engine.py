@@ -332,6 +332,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, axes = plt.subplots(2, -(-len(models) // 2), figsize=(11, 6), squeeze=False)
@@ -343,6 +344,9 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
         axis.axvline(1, color="black", linewidth=0.8, linestyle=":")
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
         axis.set_title(mine[0]["title"], fontsize=8)
         axis.tick_params(labelsize=7)
         axis.invert_yaxis()

@@ -141,6 +141,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     matplotlib.rcParams["svg.hashsalt"] = "privet"
     figure, axes = plt.subplots(2, len(CURVES), figsize=(11, 6))
@@ -149,6 +150,11 @@ def draw(rows: list[dict[str, Any]]) -> None:
             for variant, colour, marker in (("plain", "#8a8f98", "o"), ("privet", "#1b7f5c", "s")):
                 points = [(r["size"], r[quantity]) for r in rows if r["curve"] == curve and r["variant"] == variant]
                 axis.loglog(*zip(*points, strict=True), color=colour, marker=marker, label=variant)
+            axis.set_xticks(CURVES[curve][2], labels=map(str, CURVES[curve][2]))
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter("{x:g}")
+            for ticks in (axis.xaxis, axis.yaxis):
+                ticks.set_minor_formatter("")
             axis.set_xlabel(curve)
             axis.set_ylabel("CPU time of a step, ms" if quantity == "milliseconds" else "peak memory, MiB")
             axis.grid(alpha=0.3)
