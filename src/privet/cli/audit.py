@@ -97,8 +97,9 @@ def _one_step(kind: str, noise: float, rate: float, delta: float, draws: int, co
     from privet.audit.one_step import clippings
 
     name = f"One step of DP-SGD, {kind} clipping"
-    settings = {"rate": rate, "delta": delta, "draws": draws, "confidence": confidence}
-    return step(clippings()[kind], noise, name=name, seed=seed, **settings)  # type: ignore[arg-type]
+    return step(
+        clippings()[kind], noise, rate=rate, delta=delta, draws=draws, confidence=confidence, name=name, seed=seed
+    )
 
 
 def _optimised(noise: float, rate: float, delta: float, draws: int, confidence: float, seed: int) -> list[Audit]:

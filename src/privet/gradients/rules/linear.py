@@ -14,9 +14,6 @@ from privet.gradients.norms import squared_norms
 from privet.gradients.operation import Operation, operation
 from privet.gradients.use import Budget, Use
 
-_GRAM_SLOWDOWN = 1.0
-"""What a multiplication of the Gram method costs against one of the instantiation, measured by benchmarks/engine.py."""
-
 _CACHE_BYTES = 2**20
 
 _SHORT_HALF = 48
@@ -84,7 +81,7 @@ class Linear(Use):
             self.method = "product"
             return
         # Multiplications per record, beyond those of the plain weight gradient.
-        gram = length * (width + height) * _GRAM_SLOWDOWN
+        gram = length * (width + height)
         if "weight" not in self.slots:
             self.hold(self.form(slice(0, self.records)))
             self.x = self.grad = None
