@@ -52,10 +52,54 @@ def normalised_second_moment(records: Tensor) -> BoundedSum:
     return BoundedSum(tensors, 1.0, dict.fromkeys(tensors, 1.0), len(records), int(bad.sum()))
 
 
+def grouped_count(groups: Tensor, count: int) -> BoundedSum:
+    """How many records are in each group, as float64.
+
+    Formal guarantees: each record is in one group, so it changes one count by 1.
+    """
+    return BoundedSum({"sum": _one_hot(groups, count).sum(0)}, 1.0, {"sum": 1.0}, len(groups))
+
+
+def grouped_sum(rows: Tensor, groups: Tensor, count: int, bound: float) -> BoundedSum:
+    """``(count, d)``: for each group the sum of its rows, each clipped to a Euclidean norm of at most `bound`.
+
+    Formal guarantees: as `clipped_sum`; each record is in one group, so all sums together change by at most `bound`.
+    """
+    flat, bad = _clipped(rows.flatten(1), bound)
+    total = _one_hot(groups, count).mT @ flat.to(torch.float64)
+    return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), bad)
+
+
+def grouped_second_moment(rows: Tensor, groups: Tensor, count: int, bound: float) -> BoundedSum:
+    """For each group the upper triangle of the sum of x^T x over its rows, each clipped to a norm of at most `bound`.
+
+    Formal guarantees: a record changes the triangles of its group, and so all of them, by at most ``bound**2``.
+    """
+    flat, bad = _clipped(rows.flatten(1), bound)
+    moments = torch.stack([flat[groups == group].mT @ flat[groups == group] for group in range(count)]).double()
+    above = torch.triu_indices(flat.shape[1], flat.shape[1], offset=1)
+    tensors = {"diagonal": moments.diagonal(dim1=1, dim2=2).clone(), "above": moments[:, above[0], above[1]]}
+    return BoundedSum(tensors, bound**2, dict.fromkeys(tensors, bound**2), len(rows), bad)
+
+
 def symmetric(triangle: dict[str, Tensor]) -> Tensor:
-    """The matrix whose diagonal and upper triangle these are."""
-    size = len(triangle["diagonal"])
-    matrix = torch.diag(triangle["diagonal"])
-    above = torch.triu_indices(size, size, offset=1)
-    matrix[above[0], above[1]] = triangle["above"]
+    """The matrix, or one for each group, whose diagonal and upper triangle these are."""
+    matrix = torch.diag_embed(triangle["diagonal"])
+    above = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], offset=1)
+    matrix[..., above[0], above[1]] = triangle["above"]
     return matrix + matrix.triu(1).mT
+
+
+def _clipped(flat: Tensor, bound: float) -> tuple[Tensor, int]:
+    """Rows of a norm of at most `bound`, those that are not finite being zero, and how many were not."""
+    check_bound(bound)
+    norms = flat.norm(dim=1, dtype=torch.float64)
+    bad = ~norms.isfinite()
+    if bad.any():
+        flat = torch.where(bad[:, None], 0.0, flat)
+    factors = clipping_factors(torch.where(bad, 0.0, norms), bound)
+    return flat * factors.to(flat.dtype)[:, None], int(bad.sum())
+
+
+def _one_hot(groups: Tensor, count: int) -> Tensor:
+    return torch.nn.functional.one_hot(groups, count).to(torch.float64)

@@ -6,10 +6,12 @@ from privet.models.linear import softmax_regression
 from privet.models.lstm import LSTMClassifier, LSTMLanguageModel
 from privet.models.mlp import pca_mlp
 from privet.models.on_features import scattering_linear
+from privet.models.student import conv_student
 
 __all__ = [
     "LSTMClassifier",
     "LSTMLanguageModel",
+    "conv_student",
     "crop_cnn",
     "pca_mlp",
     "scattering_linear",

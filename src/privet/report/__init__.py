@@ -2,7 +2,7 @@
 
 from privet.report.environment import versions
 from privet.report.page import render, write_page
-from privet.report.record import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord
+from privet.report.record import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord, SyntheticSummary
 from privet.report.weights import load_model, save_weights
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Epoch",
     "ModelSummary",
     "RunRecord",
+    "SyntheticSummary",
     "load_model",
     "render",
     "save_weights",

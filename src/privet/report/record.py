@@ -52,6 +52,18 @@ class ModelSummary:
 
 
 @dataclass(frozen=True)
+class SyntheticSummary:
+    """The synthetic data set that a run releases, and a few of its rows to look at; all of them may be published."""
+
+    rows: int
+    files: tuple[str, ...]
+    picture: str = ""
+    """A PNG of the run folder with samples, where the rows are images."""
+    columns: tuple[str, ...] = ()
+    samples: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Epoch:
     """Where the run stood at the end of an epoch: the mean loss of its steps, the privacy spent so far, the accuracy
     on the test records where it was measured."""
@@ -145,6 +157,7 @@ class RunRecord:
     training_accuracy: float
     attack: AttackResult | None = None
     audits: tuple[Audit, ...] = ()
+    synthetic: SyntheticSummary | None = None
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
     format: int = FORMAT
@@ -187,7 +200,10 @@ def _check(record: RunRecord) -> None:
     """What types cannot say."""
     if record.format != FORMAT:
         raise MisfitError(f"its format is {record.format} and this version of Privet reads {FORMAT}")
-    for name, file in (("ledger", record.ledger), ("model.weights", record.model.weights)):
+    files = {"ledger": record.ledger, "model.weights": record.model.weights}
+    if record.synthetic:
+        files["synthetic.picture"] = record.synthetic.picture
+    for name, file in files.items():
         # A record that was sent to us must not be able to point at our other files.
         if file and file != Path(file).name:
             raise MisfitError(f"'{name}' must name a file of the run folder, and is {file!r}")

@@ -1,0 +1,113 @@
+"""Artificial data in place of records: what is asked of a method, and what it gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from privet.data import Split
+from privet.errors import InputError
+from privet.privacy import Ledger, Relation
+
+LABELS = ("protected", "public")
+OnStep = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked of a method.
+
+    Attributes:
+        classes: how many classes there are; public.
+        size: how many artificial examples to make.
+        epsilon, delta: the budget for everything that looks at the records.
+        labels: "protected", where a record's label is part of what is protected; "public", where whoever asks states
+            that the labels are known and only the inputs are protected.
+        seed: makes the run repeatable; such examples are not for release.
+        source: a name for the records, for the cache of their features.
+    """
+
+    classes: int
+    size: int
+    epsilon: float
+    delta: float
+    labels: str = "protected"
+    seed: int | None = None
+    source: str = "records"
+
+    def __post_init__(self) -> None:
+        if self.size < self.classes:
+            raise InputError(
+                f"{self.size} examples are too few for {self.classes} classes: ask for at least one of each."
+            )
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0) or not 0 < self.delta < 1:
+            raise InputError(f"A budget of epsilon {self.epsilon} at delta {self.delta} cannot be kept.")
+        if self.labels not in LABELS:
+            raise InputError(f"Labels are {' or '.join(LABELS)}, not {self.labels!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Synthetic:
+    """Artificial examples with what making them did to the records.
+
+    Formal guarantees: nothing here but the ledger knows of the records; everything that is computed from it is
+    post-processing.
+
+    Attributes:
+        inputs: as a network takes them (`privet.data.as_float`): float32, of the shape of a record, in [0, 1].
+        labels: int64, one for each example.
+        soft: for each example the probabilities of the classes, where a teacher gave them; float32.
+        ledger: every use of the records.
+        settings: the method's settings in words, for the page and the card.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    soft: Tensor | None
+    ledger: Ledger
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.inputs.dtype != torch.float32 or self.labels.dtype != torch.int64:
+            raise InputError("Artificial inputs are float32 and their labels int64.")
+        if len(self.inputs) != len(self.labels) or (self.soft is not None and len(self.soft) != len(self.labels)):
+            raise InputError("There must be one label for each artificial example.")
+        if not bool(self.inputs.isfinite().all()):
+            raise InputError(
+                "Some artificial examples are not finite: the training went astray; lower its learning rate."
+            )
+
+    @property
+    def targets(self) -> Tensor:
+        """What a student learns: the teacher's probabilities where there are any, else the labels."""
+        return self.labels if self.soft is None else self.soft
+
+    def split(self) -> Split:
+        """The examples as a split, with their hard labels."""
+        return Split(self.inputs, self.labels)
+
+
+class Synthesizer(Protocol):
+    """A method: a frozen dataclass of public settings that turns records into artificial examples."""
+
+    @property
+    def title(self) -> str:
+        """Its name on a page, which says so where its epsilon is only claimed."""
+        ...
+
+    @property
+    def relation(self) -> Relation:
+        """The relation under which it accounts; its ledger is opened with it."""
+        ...
+
+    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+        """Make the examples. Every use of `records` is in `ledger` before its noise is drawn.
+
+        `on_step` is called as `privet.methods.dpsgd.train` calls it.
+        """
+        ...

@@ -1,0 +1,48 @@
+"""The methods by which artificial data can be made, and which one to take where the user names none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from privet.data import Dataset
+from privet.errors import InputError
+from privet.methods.moments import Moments
+from privet.methods.synthetic import Order, Synthesizer
+
+Make = Callable[[tuple[int, ...], Order, bool], Synthesizer]
+"""From the shape of a record, what is asked for, and whether the method shall be as it was published."""
+
+METHODS: Mapping[str, Make] = {
+    "moments": Moments.fitting,
+}
+
+
+def method_named(
+    name: str, dataset: Dataset, order: Order, *, as_published: bool = False, given: Mapping[str, str] | None = None
+) -> Synthesizer:
+    """A method with the settings that fit the records and the budget; those that are `given` replace them."""
+    if name not in METHODS:
+        raise InputError(f"There is no method {name!r}: there are {', '.join(METHODS)}.")
+    return _with(METHODS[name](dataset.shape, order, as_published), given or {})
+
+
+def choose(dataset: Dataset, order: Order) -> tuple[str, str]:
+    """The method for these records and this budget, and why."""
+    return "moments", "it uses the records a handful of times, and needs no training under noise for its generator"
+
+
+def _with(method: Any, given: Mapping[str, str]) -> Synthesizer:
+    known = {field.name: field for field in dataclasses.fields(method)}
+    values = {}
+    for name, text in given.items():
+        if name not in known:
+            raise InputError(f"{method.title} has no setting {name!r}: it has {', '.join(known)}.")
+        kind = type(getattr(method, name))
+        try:
+            values[name] = text == "true" if kind is bool else kind(text)
+        except ValueError:
+            raise InputError(f"The setting {name} is a {kind.__name__}, and {text!r} is none.") from None
+    changed: Synthesizer = dataclasses.replace(method, **values)
+    return changed

@@ -1,0 +1,148 @@
+"""What may leave the building: the artificial examples, a card that says what they are, and the ledger behind it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privet.data import Categorical, Numeric, Schema
+from privet.data.idx import write_idx
+from privet.data.whole import write_whole
+from privet.methods.synthetic import Synthetic
+from privet.privacy import Spent
+from privet.report import SyntheticSummary
+from privet.synthesis.pictures import draw_samples
+
+FOLDER = "release"
+CARD = "card.md"
+TABLE = "train.csv"
+ARRAYS = "synthetic.npz"
+PICTURE = "samples.png"
+SAMPLES = 8
+"""So many rows of a table are shown on the page."""
+
+
+def write_release(
+    folder: Path,
+    made: Synthetic,
+    classes: tuple[str, ...],
+    *,
+    title: str,
+    method: str,
+    spent: Spent,
+    schema: Schema | None,
+) -> SyntheticSummary:
+    """Fill ``folder/release``; it holds nothing but post-processing of what the ledger accounts for.
+
+    Images go into `synthetic.npz` (images, labels and, where a teacher gave them, soft labels), and grey ones into the
+    two IDX files of MNIST as well; rows of a table into `train.csv` with the columns of the original, with its schema.
+    """
+    release = folder / FOLDER
+    release.mkdir(parents=True, exist_ok=True)
+    if schema is not None:
+        write_whole(release / TABLE, table(made, schema).encode(), mode=0o644)
+        text = json.dumps(schema_content(schema), indent=1, ensure_ascii=False)
+        write_whole(release / "schema.json", f"{text}\n".encode(), mode=0o644)
+        files = {TABLE: f"{len(made.labels):,} rows with the columns of the original", "schema.json": "its columns"}
+    else:
+        files = _arrays(release, made)
+    shutil.copyfile(folder / "ledger.jsonl", release / "ledger.jsonl")
+    files["ledger.jsonl"] = "every use of the original records, from which the statement is computed"
+    write_whole(release / CARD, _card(made, classes, title, method, spent, files).encode(), mode=0o644)
+    names = tuple(f"{FOLDER}/{name}" for entry in (*files, CARD) for name in entry.split(", "))
+    if schema is not None:
+        columns, *samples = csv.reader(io.StringIO(table(made, schema)))
+        return SyntheticSummary(len(made.labels), names, "", tuple(columns), tuple(map(tuple, samples[:SAMPLES])))
+    picture = draw_samples(folder / PICTURE, made.inputs, made.labels) if made.inputs.ndim == 4 else None
+    return SyntheticSummary(len(made.labels), names, picture.name if picture else "")
+
+
+def _arrays(release: Path, made: Synthetic) -> dict[str, str]:
+    arrays = {"inputs": _pixels(made.inputs), "labels": made.labels.numpy()}
+    if made.soft is not None:
+        arrays["soft"] = made.soft.numpy().astype(np.float32)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_whole(release / ARRAYS, buffer.getvalue(), mode=0o644)
+    what = ", ".join(arrays)
+    files = {ARRAYS: f"{len(made.labels):,} examples: {what}"}
+    if made.inputs.ndim == 4 and made.inputs.shape[1] == 1:
+        write_idx(release / "train-images-idx3-ubyte", arrays["inputs"])
+        write_idx(release / "train-labels-idx1-ubyte", made.labels.numpy().astype(np.uint8))
+        files["train-images-idx3-ubyte, train-labels-idx1-ubyte"] = "the same images and labels in MNIST's format"
+    return files
+
+
+def _pixels(inputs: Tensor) -> NDArray[np.generic]:
+    """Images as bytes, without the channel where there is one only; vectors as they are."""
+    if inputs.ndim != 4:
+        return inputs.numpy()
+    whole = (inputs * 255).round().clamp(0, 255).byte().numpy()
+    return whole[:, 0] if whole.shape[1] == 1 else whole
+
+
+def table(made: Synthetic, schema: Schema) -> str:
+    """The examples as CSV with the schema's columns in their order.
+
+    Numbers are scaled back to their bounds; of a categorical column the likeliest category is taken.
+    """
+    rows = made.inputs.flatten(1)
+    columns: dict[str, list[str]] = {schema.label: [schema.classes[label] for label in made.labels.tolist()]}
+    start = 0
+    for column in schema.features:
+        part = rows[:, start : start + len(column.inputs)]
+        start += len(column.inputs)
+        columns[column.name] = _cells(part, column)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    names = [column.name for column in schema.columns]
+    writer.writerow(names)
+    writer.writerows(zip(*(columns[name] for name in names), strict=True))
+    return buffer.getvalue()
+
+
+def _cells(part: Tensor, column: Numeric | Categorical) -> list[str]:
+    if isinstance(column, Categorical):
+        return [column.categories[code] for code in part.argmax(1).tolist()]
+    values = column.low + part[:, 0].double().clamp(0, 1) * (column.high - column.low)
+    return [f"{value:.6g}" for value in values.tolist()]
+
+
+def schema_content(schema: Schema) -> dict[str, object]:
+    """The schema as `privet.data.read_schema` reads it; columns that were ignored are not in the release."""
+    columns = {
+        column.name: {"low": column.low, "high": column.high}
+        if isinstance(column, Numeric)
+        else {"categories": list(column.categories)}
+        for column in schema.columns
+    }
+    return {"label": schema.label, "columns": columns}
+
+
+def _card(
+    made: Synthetic, classes: tuple[str, ...], title: str, method: str, spent: Spent, files: dict[str, str]
+) -> str:
+    lines = [f"# {title}", "", f"Made by: {method}.", ""]
+    lines += ["The artificial data satisfies this statement and no other:", "", f"> {spent}", ""]
+    lines += ["Whatever is computed from the files of this folder alone keeps it.", "", "## Files", ""]
+    lines += [f"- `{name}`: {what}." for name, what in files.items()]
+    lines += ["", "## What is in it", "", f"{len(made.labels):,} examples of {len(classes)} classes:", ""]
+    lines += [f"- {name}: {int((made.labels == label).sum()):,}" for label, name in enumerate(classes)]
+    lines += ["", "## How it was made", ""]
+    lines += [f"- {name}: {value}." for name, value in made.settings.items()]
+    lines += [
+        "",
+        "## What it is not",
+        "",
+        "- No row is a record; a row that looks like a person's is a draw from a noisy summary.",
+        "- What the summary does not hold is not in the data: test what you learn from it on real records.",
+        "- Bounds, categories and the number of records are taken as public.",
+    ]
+    return "\n".join(lines) + "\n"

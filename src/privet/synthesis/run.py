@@ -1,0 +1,137 @@
+"""A run: make artificial data, train students on it, attack it, and leave the folder with what may leave it apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privet.attacks import distance_attack
+from privet.data import CATALOGUE, Dataset, Schema
+from privet.methods.synthetic import Order, Synthesizer
+from privet.privacy import Ledger
+from privet.recipes.recipe import kind_of
+from privet.report import AttackResult, DataSummary, ModelSummary, RunRecord, save_weights, versions, write_page
+from privet.report.data_mark import mark_of
+from privet.synthesis.release import write_release
+from privet.synthesis.students import Student, check_students, train_student
+
+ASKED = 2000
+"""How many records on each side the attack asks about."""
+ROWS = 10_000
+"""At most so many artificial examples are looked at for each."""
+
+OnStep = Callable[[dict[str, Any]], None]
+
+
+def run(
+    method: Synthesizer,
+    dataset: Dataset,
+    order: Order,
+    out: Path,
+    *,
+    command: Sequence[str],
+    students: Sequence[str] = (),
+    epochs: int = 20,
+    baseline: bool = False,
+    source: str = "",
+    schema: Schema | None = None,
+    schema_path: str = "",
+    on_step: OnStep | None = None,
+) -> RunRecord:
+    """Make the data, then leave in `out`: the ledger, ``release/``, the first student's weights, the record and the page.
+
+    Formal guarantees: the method gets the training records and never the test records; ``release/`` is written before
+    anything else looks at the records; students learn from the artificial examples alone.
+    """
+    names = check_students(students or default_students(dataset), dataset.shape)
+    started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    out.mkdir(parents=True, exist_ok=True)
+    with Ledger(out / "ledger.jsonl", relation=method.relation) as ledger:
+        made = method.synthesize(dataset.train, order, ledger, on_step)
+    head = made.ledger.head
+    spent = Ledger.open(out / "ledger.jsonl", head=head, read_only=True).spent(order.delta)
+    title = f"Artificial {_TITLES.get(dataset.name, dataset.name)}"
+    summary = write_release(out, made, dataset.classes, title=title, method=method.title, spent=spent, schema=schema)
+    trained = [
+        train_student(
+            name, made.inputs, made.targets, order.classes, epochs=epochs, seed=order.seed or 0, on_step=on_step
+        )
+        for name in names
+    ]
+    about = DataSummary(
+        name=dataset.name,
+        fingerprint=mark_of(dataset.fingerprint, out, public=(source or dataset.name) in CATALOGUE),
+        training_records=len(dataset.train),
+        test_records=len(dataset.test),
+        classes=dataset.classes,
+        source=source,
+        schema=schema_path,
+    )
+    record = RunRecord(
+        title=title,
+        method=method.title,
+        created=created,
+        command=tuple(command),
+        seconds=0.0,
+        delta=order.delta,
+        seeds=dict.fromkeys(("noise", "examples", "students"), "secure" if order.seed is None else str(order.seed)),
+        environment=versions(),
+        data=about,
+        model=_summary(trained[0], out),
+        settings=made.settings | _measured(trained, dataset, baseline, epochs),
+        history=(),
+        test_accuracy=trained[0].accuracy(dataset.test),
+        training_accuracy=trained[0].accuracy(dataset.train),
+        attack=attack(made.inputs, dataset),
+        synthetic=summary,
+        ledger_head=head,
+    )
+    replace(record, seconds=round(time.monotonic() - started, 1)).write(out)
+    write_page(out)
+    return RunRecord.read(out)
+
+
+def default_students(dataset: Dataset) -> tuple[str, ...]:
+    """The source's two students for images, and the second one for everything else."""
+    return ("cnn", "logistic") if kind_of(dataset.shape) == "images" else ("logistic",)
+
+
+def attack(inputs: Tensor, dataset: Dataset, asked: int = ASKED, seed: int = 0) -> AttackResult:
+    """Can training records be told from test records by how close the artificial examples come to them?"""
+    generator = torch.Generator().manual_seed(seed)
+    sides = [
+        split.batch(torch.randperm(len(split), generator=generator)[:asked])[0]
+        for split in (dataset.train, dataset.test)
+    ]
+    some = inputs[torch.randperm(len(inputs), generator=generator)[:ROWS]]
+    return AttackResult.of("Distance to the closest artificial example", distance_attack(some, *sides))
+
+
+def _summary(student: Student, out: Path) -> ModelSummary:
+    """The first student is the run's model; one of scikit-learn's is named and not kept: its files can run code."""
+    if isinstance(student.model, nn.Module):
+        parameters = sum(parameter.numel() for parameter in student.model.parameters())
+        return ModelSummary(student.network, parameters, student.arguments, save_weights(student.model, out))
+    return ModelSummary(student.name, 0)
+
+
+def _measured(trained: Sequence[Student], dataset: Dataset, baseline: bool, epochs: int) -> dict[str, str]:
+    measured = {}
+    for student in trained:
+        said = f"{100 * student.accuracy(dataset.test):.2f} % of the test records right"
+        if baseline:
+            x, y = dataset.train.tensors
+            plain = train_student(student.name, x, y, len(dataset.classes), epochs=epochs)
+            said += f"; trained on the records themselves, without privacy: {100 * plain.accuracy(dataset.test):.2f} %"
+        measured[f"Student {student.name}"] = said
+    return measured
+
+
+_TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}

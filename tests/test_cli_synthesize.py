@@ -1,0 +1,84 @@
+"""`privet synthesize`: the release folder, what it prints, and what it refuses by name."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from privet import data
+from privet.cli import app
+from privet.privacy import Ledger
+from privet.report import RunRecord
+
+
+def privet(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "b"
+    page = privet(
+        "synthesize", "--data", "digits", "--epsilon", 3, "--seed", 0, "--out", folder, "--student", "logistic"
+    )
+    assert page.exit_code == 0, page.output
+    return folder, page.stdout
+
+
+def test_it_says_why_what_it_cost_and_where_the_release_is(run):
+    folder, said = run
+    assert "Method moments, because" in said
+    assert "at delta = 1e-05 (add/remove one record; no sampling; PLD; proved)" in said
+    assert f"To release: {folder / 'release'}" in said
+
+
+def test_the_release_holds_the_data_its_card_and_a_ledger_within_the_budget(run):
+    folder, _ = run
+    release = folder / "release"
+    arrays = np.load(release / "synthetic.npz")
+    assert arrays["inputs"].shape == (1437, 8, 8)
+    again = data.load(f"idx:{release}")
+    assert (again.train.inputs.numpy() == arrays["inputs"]).all()
+    spent = Ledger.open(release / "ledger.jsonl", read_only=True).spent(1e-5)
+    assert 2.9 < spent.epsilon <= 3.0
+    assert str(spent) in (release / "card.md").read_text()
+    record = RunRecord.read(folder)
+    assert record.synthetic.rows == 1437
+    assert (folder / record.synthetic.picture).stat().st_size > 1000
+
+
+def test_the_page_can_be_made_again(run):
+    folder, _ = run
+    before = (folder / "report.html").read_bytes()
+    assert privet("report", folder).exit_code == 0
+    assert (folder / "report.html").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--method", "mystery"], "There is no method 'mystery'"),
+        (["--method", "moments", "--as-published"], "has no published form"),
+        (["--set", "components"], "NAME=VALUE"),
+        (["--set", "colour=3"], "has no setting 'colour'"),
+        (["--set", "components=few"], "'few' is none"),
+        (["--size", 3], "too few for 10 classes"),
+        (["--student", "Oracle"], "There is no student 'Oracle'"),
+    ],
+)
+def test_bad_options_are_refused_by_name(tmp_path, options, words):
+    page = privet("synthesize", "--data", "digits", "--seed", 0, "--out", tmp_path / "b", *options)
+    assert page.exit_code == 2
+    assert words in " ".join(page.output.split())
+
+
+def test_json(tmp_path):
+    page = privet(
+        "synthesize", "--data", "digits", "--seed", 0, "--out", tmp_path / "b", "--student", "GaussianNB", "--json"
+    )
+    assert page.exit_code == 0, page.output
+    facts = json.loads(page.stdout)
+    assert facts["method"] == "moments"
+    assert facts["spent"]["guarantee"] == "proved"
+    assert "GaussianNB" in facts["students"]
