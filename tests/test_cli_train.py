@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from privet.cli import app
 from privet.report import RunRecord
 
-FILES = ["ledger.jsonl", "model.safetensors", "record.json", "report.html"]
+FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html"]
 
 
 def privet(*arguments: object):

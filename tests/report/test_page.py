@@ -208,7 +208,8 @@ def test_every_text_colour_has_the_contrast_of_wcag_aa(mode):
 def test_the_verb_makes_the_page_and_says_what_was_spent(finished_run, ledger, record):
     made = CliRunner().invoke(app, ["report", str(finished_run)])
     assert made.exit_code == 0
-    assert made.output == f"{ledger.spent(record.delta)}\nThe page: {finished_run / 'report.html'}\n"
+    card, page = finished_run / "CARD.md", finished_run / "report.html"
+    assert made.output == f"{ledger.spent(record.delta)}\nThe card: {card}\nThe page: {page}\n"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def attack(
     Shadow models have the run's architecture and are trained without noise, by Adam: shadow on test records that are
     then not asked about, lira on random halves of the records in question.
     """
-    from privet.report import AttackResult, RunRecord, load_model, write_page
+    from privet.report import AttackResult, RunRecord, load_model, renew
     from privet.report.data_mark import KEY_FILE, fits
 
     record = RunRecord.read(run)
@@ -91,7 +91,7 @@ def attack(
         name, roc = _by_shadows(kind, model, dataset, shadows, records, epochs, seed)
     result = AttackResult.of(name, roc)
     dataclasses.replace(record, attack=result).write(run)
-    page = write_page(run)
+    page = renew(run)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result) | {"page": str(page)}, indent=1))
         return

@@ -151,10 +151,10 @@ def _recorded(run: Path) -> tuple[float, float, float, int]:
 def _say(found: list[Audit], run: Path | None, as_json: bool) -> None:
     plain = json.dumps([one.to_dict() for one in found], indent=1, allow_nan=False)
     if run is not None:
-        from privet.report import RunRecord, write_page
+        from privet.report import RunRecord, renew
 
         replace(RunRecord.read(run), audits=tuple(found)).write(run)
-        write_page(run)
+        renew(run)
     if as_json:
         typer.echo(plain)
     else:

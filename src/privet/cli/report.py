@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,18 +14,34 @@ from privet.cli.program import AsJson, app
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/demo.")]
 
 
-@app.command("report", epilog="Example:  privet report runs/demo")
-def report(run: RunFolder, as_json: AsJson = False) -> None:
-    """Make the page of a run again, from its record and its ledger alone."""
-    from privet.report import RunRecord, write_page
+@app.command("report", epilog="Example:  privet report runs/demo --licence apache-2.0")
+def report(
+    run: RunFolder,
+    intended_use: Annotated[str | None, typer.Option(help="For the card: what the release is for.")] = None,
+    licence: Annotated[str | None, typer.Option(help="For the card: a licence by its identifier.")] = None,
+    contact: Annotated[str | None, typer.Option(help="For the card: whom to ask.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the page and the privacy card of a run again, from its record and its ledger alone.
 
-    page = write_page(run)
+    What is stated for the card is kept in the record. The card may be published with the release; the page is for those
+    who may see the data.
+    """
+    from privet.report import RunRecord, renew
+    from privet.report.card import MARKDOWN
+
     record = RunRecord.read(run)
+    given = {"intended_use": intended_use, "licence": licence, "contact": contact}
+    stated = replace(record.stated, **{name: text for name, text in given.items() if text is not None})
+    if stated != record.stated:
+        record = replace(record, stated=stated)
+        record.write(run)
+    page = renew(run)
     spent = record.open_ledger(run).spent(record.delta)
     if as_json:
-        typer.echo(
-            json.dumps({"page": str(page), "spent": spent.to_dict(), "accuracy": record.test_accuracy}, indent=1)
-        )
+        facts = {"page": str(page), "card": str(run / MARKDOWN), "spent": spent.to_dict()}
+        typer.echo(json.dumps(facts | {"accuracy": record.test_accuracy}, indent=1))
         return
     typer.echo(f"{spent}")
+    typer.echo(f"The card: {run / MARKDOWN}")
     typer.echo(f"The page: {page}")

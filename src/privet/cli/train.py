@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,7 @@ from privet.errors import InputError
 if TYPE_CHECKING:
     from privet.data import Dataset
     from privet.recipes import Recipe
-    from privet.report import RunRecord
+    from privet.report import OtherRun, RunRecord
 
 
 class Method(StrEnum):
@@ -41,6 +42,13 @@ class Form(StrEnum):
 
 Epsilon = Annotated[float, typer.Option(help="The budget.")]
 Delta = Annotated[float, typer.Option(help="The delta of the statement.")]
+TunedFrom = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="The folder of a run on the same records by which settings were chosen: the card counts it too, as it does "
+        "those that stand beside --out. Can be given several times.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Makes the run repeatable; such a model is not for release.", min=0)]
 
 
@@ -84,6 +92,7 @@ def train(
         bool,
         typer.Option("--as-published", help="optimized-noise as it was published: its epsilon is claimed, not proved."),
     ] = False,
+    tuned_from: TunedFrom = None,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
@@ -91,7 +100,7 @@ def train(
     check_budget(epsilon, delta)
     check_free(out)
     key = _method(method, form, as_published)
-    from privet import recipes
+    from privet import recipes, report
 
     chosen = recipes.load(recipe) if recipe is not None else None
     dataset = load_records(data, str(schema) if schema else None)
@@ -112,6 +121,7 @@ def train(
         resume=resume,
         source=data,
         schema=str(schema) if schema else "",
+        others=report.find_others(out, dataset.fingerprint, tuned_from or ()),
     )
     say(record, out, as_json)
 
@@ -158,6 +168,7 @@ def train_by(
     source: str = "",
     schema: str = "",
     note: str = "",
+    others: Sequence[OtherRun] | None = None,
     command: tuple[str, ...] | None = None,
 ) -> RunRecord:
     """Run a recipe with bars on the error stream."""
@@ -181,6 +192,7 @@ def train_by(
             source=source or dataset.name,
             schema=schema,
             note=note,
+            others=others,
             on_step=show,
             progress=features,
         )

@@ -20,10 +20,20 @@ from privet.data import CATALOGUE, Dataset, Progress
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import arguments, scores
 from privet.recipes.recipe import Recipe
-from privet.report import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord, save_weights, versions, write_page
+from privet.report import (
+    AttackResult,
+    DataSummary,
+    Epoch,
+    ModelSummary,
+    OtherRun,
+    RunRecord,
+    renew,
+    save_weights,
+    versions,
+)
 from privet.report.data_mark import mark_of
 
-FILES = ("ledger.jsonl", "model.safetensors", "record.json", "report.html")
+FILES = ("ledger.jsonl", "model.safetensors", "record.json", "CARD.md", "card.json", "report.html")
 
 WORKING_FILES = ("checkpoint-*.safetensors", "releases.safetensors", "released.txt", "lock")
 """What a run needs to go on, and is not for release: removed when it is finished."""
@@ -45,12 +55,14 @@ def run(
     source: str = "",
     schema: str = "",
     note: str = "",
+    others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> RunRecord:
-    """Train, attack, and leave the ledger, the weights, the record and the page in `out`.
+    """Train, attack, and leave the ledger, the weights, the record, the card and the page in `out`.
 
-    Killed before the record is written, it goes on with `resume`; then its working files are removed.
+    Killed before the record is written, it goes on with `resume`; then its working files are removed. `others` are the
+    other runs on these records that the card counts, as `privet.report.find_others` gives them.
     """
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     losses: dict[int, float] = {}
@@ -72,19 +84,23 @@ def run(
         on_step=remember,
         progress=progress,
     )
+    public = (source or dataset.name) in CATALOGUE
     about = DataSummary(
         name=dataset.name,
-        fingerprint=mark_of(dataset.fingerprint, out, public=(source or dataset.name) in CATALOGUE),
+        fingerprint=mark_of(dataset.fingerprint, out, public=public),
         training_records=len(dataset.train),
         test_records=len(dataset.test),
         classes=dataset.classes,
         note=note,
         source=source,
         schema=schema,
+        public=public,
+        shape=tuple(dataset.shape),
     )
     record = _record(recipe, dataset, fitted, losses, out, delta=delta, seed=seed, command=command, about=about)
-    replace(record, created=created, seconds=round(time.monotonic() - started, 1)).write(out)
-    write_page(out)
+    seconds = round(time.monotonic() - started, 1)
+    replace(record, created=created, seconds=seconds, others=None if others is None else tuple(others)).write(out)
+    renew(out)
     for pattern in WORKING_FILES:
         for file in out.glob(pattern):
             file.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from privet.audit.result import round_down
 from privet.data.whole import write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
-from privet.report import figures, words
+from privet.report import figures, statement, words
 from privet.report.limit import Limit
 from privet.report.record import AttackResult, RunRecord
 
@@ -33,15 +32,15 @@ def write_page(folder: Path) -> Path:
 def render(record: RunRecord, ledger: Ledger) -> str:
     """The page as text."""
     spent = ledger.spent(record.delta)
-    standing = words.standing(spent.guarantee) if math.isfinite(spent.epsilon) else words.UNPROTECTED
+    standing = statement.standing(spent)
     limit = Limit(spent.epsilon, spent.delta)
     template = _environment().get_template("report.html.j2")
     return template.render(
         record=record,
         statement=_unbroken(str(spent)),
         standing=standing,
-        opening=_opening(spent),
-        meaning=_meaning(spent, limit),
+        opening=statement.opening(record, spent),
+        meaning=statement.meaning(record, spent),
         tiles=_tiles(record, limit, standing),
         attack=record.attack,
         audits=record.audits,
@@ -96,36 +95,9 @@ def _environment() -> Environment:
     return environment
 
 
-def _opening(spent: Spent) -> str:
-    kind = words.standing(spent.guarantee).kind
-    if not math.isfinite(spent.epsilon):
-        return "The trained model is not differentially private:"
-    if kind == "claimed":
-        return "The trained model is only claimed to be differentially private:"
-    return "The trained model is differentially private:"
-
-
 def _unbroken(statement: str) -> Markup:
     """The statement with its two numbers kept on one line each; the text stays the ledger's own."""
     return Markup(re.sub(r"(epsilon|delta) = [^ ]+", r'<span class="whole">\g<0></span>', str(escape(statement))))
-
-
-def _meaning(spent: Spent, limit: Limit) -> str:
-    """The statement for a reader to whom epsilon says nothing."""
-    if not math.isfinite(spent.epsilon):
-        return "Nothing limits what the model may reveal about a record."
-    changes = {"add-remove": "putting it in or leaving it out", "replace-one": "replacing it by another"}
-    factor = math.exp(spent.epsilon)
-    size = f"{math.ceil(factor * 10) / 10:,.1f}" if factor < 1000 else f"{factor:.3g}"
-    claimed = words.standing(spent.guarantee).kind == "claimed"
-    lead = "If the claim held, it would mean: for" if claimed else "For"
-    return (
-        f"{lead} any one {spent.unit}, {changes[spent.relation.value]} changes the probability of any result by a "
-        f"factor of at most {size}, except with probability {words.odds(spent.delta)}. "
-        f"Whoever guesses from the model whether a given {spent.unit} was used, and is wrong about "
-        f"{words.share(0.01)} of those that were not, is right about at most "
-        f"{words.share_at_most(limit(0.01))} of those that were."
-    )
 
 
 def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Tile]:
@@ -198,38 +170,17 @@ def _entry(number: int, event: Any, count: int) -> Entry:
 
 
 def _caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
-    caveats = [
-        (
-            "This page.",
-            "The training loss, the training accuracy and the attack were computed from the training records "
-            "without noise. They are not part of the statement: show them only to those who may see the data.",
-        ),
-        (
-            "Earlier runs.",
-            "Settings that were chosen by looking at other runs on the same data cost privacy that this ledger "
-            "does not hold.",
-        ),
-        (
-            "Other attacks.",
-            "An attack that finds nothing proves nothing; only the statement bounds every attack.",
-        ),
-        (
-            "The comparison.",
-            "The attack compares training records with test records. Where these were collected in another way, it sees "
-            "that difference too.",
-        ),
-        (
-            "Other units.",
-            f"One {spent.unit} is protected. Somebody who is in several is protected less.",
-        ),
-    ]
-    if record.seeds.get("noise", "secure") != "secure":
-        caveats.insert(
-            0,
-            (
-                "Seeded noise.",
-                "The noise was drawn from a seeded generator so that the run can be repeated. Whoever knows the seed "
-                "can take the noise away again: do not release this model; train the release with secure noise.",
-            ),
-        )
-    return caveats
+    """What the statement does not cover, and what is special about this page."""
+    page = (
+        "This page.",
+        "The training loss, the training accuracy and the attack were computed from the training records without noise. "
+        "They are not part of the statement: show them only to those who may see the data.",
+    )
+    comparison = (
+        "The comparison.",
+        "The attack compares training records with test records. Where these were collected in another way, it sees "
+        "that difference too.",
+    )
+    found = statement.caveats(record, spent)
+    place = 1 if found[0][0] == "Seeded noise." else 0
+    return [*found[:place], page, *found[place:], comparison]

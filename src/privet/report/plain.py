@@ -34,6 +34,8 @@ def build(cls: type[T], plain: Any, where: str = "") -> T:
 
 def _fit(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
     if origin in (Union, types.UnionType):
         return None if value is None else _fit(arguments[0], value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):

@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from privet.attacks import Operating, Roc
 from privet.audit import Audit
@@ -39,6 +40,9 @@ class DataSummary:
     source: str = ""
     """How the records were named, as `privet.data.load` takes it: enough to find them again."""
     schema: str = ""
+    public: bool = False
+    """Whether everybody has the records: then what was measured on them may be published."""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,29 @@ class SyntheticSummary:
     """A PNG of the run folder with samples, where the rows are images."""
     columns: tuple[str, ...] = ()
     samples: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """Another run on the same records: settings that were chosen by it, or a release of it, cost privacy too."""
+
+    name: str
+    created: str
+    method: str
+    ledger_head: str
+    relation: str
+    unit: str
+    event: dict[str, Any]
+    """Everything in its ledger, as one event."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What no run can know, and a person says."""
+
+    intended_use: str = ""
+    licence: str = ""
+    contact: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +184,12 @@ class RunRecord:
     training_accuracy: float
     attack: AttackResult | None = None
     audits: tuple[Audit, ...] = ()
+    place: str = ""
+    """Where the noise enters: a place of `privet.report.drawing`; where it is not given, the ledger tells."""
     synthetic: SyntheticSummary | None = None
+    others: tuple[OtherRun, ...] | None = None
+    """The other runs on the same records that were found; None where nobody looked for them."""
+    stated: Stated = field(default_factory=Stated)
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
     format: int = FORMAT

@@ -1,0 +1,169 @@
+"""The privacy card: what a regulator asks about a release, from the run's record and ledger alone.
+
+It is made to be published with the release. So it holds nothing that was computed from private records without noise: of
+an attack on such records it says that it was tried and on how many, and its figures stay on the run's page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from privet.data.whole import write_whole
+from privet.privacy import Ledger, Spent
+from privet.privacy.guarantees import guarantee_to_dict
+from privet.report import others, statement, words
+from privet.report.card_metadata import front_matter
+from privet.report.record import AttackResult, RunRecord
+
+MARKDOWN, PLAIN = "CARD.md", "card.json"
+FORMAT = 1
+
+
+def write_card(folder: Path) -> Path:
+    """Write `CARD.md` and `card.json` of a run folder, each whole or not at all; made again, they have the same bytes."""
+    record = RunRecord.read(folder)
+    plain = card(record, record.open_ledger(folder))
+    text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / PLAIN, f"{text}\n".encode(), mode=0o644)
+    return write_whole(folder / MARKDOWN, markdown(record, plain).encode(), mode=0o644)
+
+
+def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
+    """The card as plain data."""
+    spent = ledger.spent(record.delta)
+    return {
+        "card": FORMAT,
+        "title": record.title,
+        "released": statement.released(record),
+        "created": record.created,
+        "made_by": f"Privet {record.environment.get('privet', '')}".strip(),
+        "method": record.method,
+        "privacy": _privacy(record, spent),
+        "accesses": [_access(event, count) for event, count in ledger],
+        "other_runs": _other_runs(record, ledger),
+        "assumptions": _assumptions(record, spent),
+        "attacks": [_attack(record, record.attack)] if record.attack else [],
+        "audits": [audit.to_dict() for audit in record.audits],
+        "measured": _measured(record),
+        "data": _data(record),
+        "model": {"name": record.model.name, "parameters": record.model.parameters},
+        "synthetic": asdict(record.synthetic) if record.synthetic else None,
+        "settings": record.settings,
+        "intended_use": record.stated.intended_use or _usual_use(record),
+        "licence": record.stated.licence,
+        "contact": record.stated.contact,
+        "limits": [f"{name[:-1]}: {text}" for name, text in statement.caveats(record, spent)],
+        "ledger": {"file": record.ledger, "head": ledger.head},
+    }
+
+
+def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
+    """The card for people, with the metadata that model and data set hubs read."""
+    environment = Environment(
+        loader=PackageLoader("privet.report"),
+        autoescape=False,  # Markdown: what the user named goes through `plainly`
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: "" if value is None else value,
+    )
+    environment.filters |= {"plainly": _plainly, "share": words.share, "times": words.times}
+    return environment.get_template("CARD.md.j2").render(metadata=front_matter(record, plain), **plain)
+
+
+def _privacy(record: RunRecord, spent: Spent) -> dict[str, Any]:
+    facts = spent.to_dict()
+    if spent.epsilon == float("inf"):
+        facts["epsilon"] = None  # JSON has no infinity
+    return facts | {
+        "statement": str(spent),
+        "opening": statement.opening(record, spent),
+        "meaning": statement.meaning(record, spent),
+        "standing": statement.standing(spent).title,
+        "explanation": statement.standing(spent).explanation,
+        "neighbours": spent.relation.describe(spent.unit),
+    }
+
+
+def _access(event: Any, count: int) -> dict[str, Any]:
+    said = words.describe(event)
+    return {"count": count, "what": said, "event": event.to_dict(), **guarantee_to_dict(event.guarantee)}
+
+
+def _other_runs(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
+    total = others.together(record, ledger)
+    return {
+        "looked_for": record.others is not None,
+        "runs": [asdict(other) for other in record.others or () if other.ledger_head != ledger.head],
+        "together": str(total) if total is not None else None,
+    }
+
+
+def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
+    """What has to be true for the statement to hold, beside the proof."""
+    seeded = record.seeds.get("noise", "secure") != "secure"
+    found = list(guarantee_to_dict(spent.guarantee).get("assumptions", []))
+    found += [
+        f"the number of training {spent.unit}s ({record.data.training_records:,}) is public",
+        f"each {spent.unit} is in the training data once",
+        "nothing was released but what the ledger names and what follows from that alone",
+    ]
+    found.append(
+        "the seeds stay secret, which a run that is meant to be repeated does not promise"
+        if seeded
+        else "the operating system's source of randomness is secure, and the keys of this run, which were never written, are gone"
+    )
+    return found
+
+
+def _attack(record: RunRecord, attack: AttackResult) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": attack.name, "members": attack.members, "non_members": attack.non_members}
+    if not record.data.public:
+        return facts | {"figures": "kept on the run's page: they were computed from private records without noise"}
+    return facts | {
+        "auc": attack.auc,
+        "low": attack.low,
+        "high": attack.high,
+        "level": attack.level,
+        "true_positive_rates": {f"{rate.fpr:g}": rate.tpr for rate in attack.rates},
+    }
+
+
+def _measured(record: RunRecord) -> dict[str, Any]:
+    facts: dict[str, Any] = {"test_accuracy": record.test_accuracy, "test_records": record.data.test_records}
+    if record.data.public:
+        facts["training_accuracy"] = record.training_accuracy
+    return facts
+
+
+def _data(record: RunRecord) -> dict[str, Any]:
+    data = record.data
+    return {
+        "name": data.name,
+        "public": data.public,
+        "training_records": data.training_records,
+        "test_records": data.test_records,
+        "classes": list(data.classes),
+        "shape": list(data.shape),
+        "fingerprint": data.fingerprint,
+        "note": data.note,
+    }
+
+
+def _usual_use(record: RunRecord) -> str:
+    kinds = f"records like those of {record.data.name} into {len(record.data.classes)} classes"
+    if record.synthetic:
+        return f"Training and testing models that sort {kinds}, in place of the records themselves."
+    return f"Sorting {kinds}. It was tested on records of the same origin only."
+
+
+def _plainly(text: str) -> str:
+    """Text that Markdown and HTML leave as it is, on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(str(text).split()))

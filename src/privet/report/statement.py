@@ -1,0 +1,89 @@
+"""The statement of a run for readers to whom epsilon says nothing, and what it does not cover."""
+
+from __future__ import annotations
+
+import math
+
+from privet.privacy import Spent
+from privet.report import words
+from privet.report.limit import Limit
+from privet.report.record import RunRecord
+
+_CHANGES = {"add-remove": "putting it in or leaving it out", "replace-one": "replacing it by another"}
+
+
+def released(record: RunRecord) -> str:
+    """What leaves the building."""
+    return "synthetic data set" if record.synthetic else "trained model"
+
+
+def standing(spent: Spent) -> words.Standing:
+    """How the whole statement is shown."""
+    return words.standing(spent.guarantee) if math.isfinite(spent.epsilon) else words.UNPROTECTED
+
+
+def opening(record: RunRecord, spent: Spent) -> str:
+    """The words before the ledger's own sentence."""
+    what = f"The {released(record)} is"
+    if not math.isfinite(spent.epsilon):
+        return f"{what} not differentially private:"
+    if standing(spent).kind == "claimed":
+        return f"{what} only claimed to be differentially private:"
+    return f"{what} differentially private:"
+
+
+def meaning(record: RunRecord, spent: Spent) -> str:
+    """What the statement promises to one person."""
+    what = released(record).split(maxsplit=1)[-1]
+    if not math.isfinite(spent.epsilon):
+        return f"Nothing limits what the {what} may reveal about a {spent.unit}."
+    limit = Limit(spent.epsilon, spent.delta)
+    factor = math.exp(spent.epsilon) if spent.epsilon < 700 else math.inf
+    size = f"{math.ceil(factor * 10) / 10:,.1f}" if factor < 1000 else f"{factor:.3g}"
+    lead = "If the claim held, it would mean: for" if standing(spent).kind == "claimed" else "For"
+    return (
+        f"{lead} any one {spent.unit}, {_CHANGES[spent.relation.value]} changes the probability of any result by a "
+        f"factor of at most {size}, except with probability {words.odds(spent.delta)}. "
+        f"Whoever guesses from the {what} whether a given {spent.unit} was used, and is wrong about "
+        f"{words.share(0.01)} of those that were not, is right about at most "
+        f"{words.share_at_most(limit(0.01))} of those that were."
+    )
+
+
+def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
+    """What the statement does not cover, each with a name."""
+    what = released(record).split(maxsplit=1)[-1]
+    listed = "They were not looked for."
+    if record.others is not None:
+        found_here = "Those that were found are listed" if record.others else "None was found beside this one"
+        listed = f"{found_here}; runs that are kept elsewhere, or were deleted, are not counted."
+    found = [
+        (
+            "Other runs.",
+            "Settings that were chosen by looking at other runs on the same records cost privacy that this ledger does "
+            f"not hold. {listed}",
+        ),
+        (
+            "Other attacks.",
+            "An attack that finds nothing proves nothing; only the statement bounds every attack.",
+        ),
+        (
+            "Other units.",
+            f"One {spent.unit} is protected. Somebody who is in several is protected less.",
+        ),
+        (
+            "Facts about everybody.",
+            f"What the {what} says about people in general, it also says about those whose {spent.unit} was not used.",
+        ),
+    ]
+    if record.seeds.get("noise", "secure") != "secure":
+        verb = "publish" if record.synthetic else "release"
+        found.insert(
+            0,
+            (
+                "Seeded noise.",
+                "The noise was drawn from a seeded generator so that the run can be repeated. Whoever knows the seed "
+                f"can take the noise away again: do not {verb} this {what}; make the release with secure noise.",
+            ),
+        )
+    return found
