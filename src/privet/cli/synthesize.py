@@ -15,7 +15,7 @@ from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
 from privet.cli.progress import training
 from privet.cli.records import load_records
-from privet.cli.train import Delta, Epsilon, check_budget, check_free
+from privet.cli.train import Delta, Epsilon, TunedFrom, check_budget, check_free
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def synthesize(
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Train the students on the records, too: without privacy, to compare.")
     ] = False,
+    tuned_from: TunedFrom = None,
     seed: Annotated[
         int | None, typer.Option(help="Makes the run repeatable; such data is not for release.", min=0)
     ] = None,
@@ -88,6 +89,7 @@ def synthesize(
     from privet import synthesis
     from privet.data import read_schema
     from privet.methods.synthetic import Order
+    from privet.report import find_others
 
     dataset = load_records(data, str(schema) if schema else None)
     order = Order(
@@ -118,6 +120,7 @@ def synthesize(
             source=data,
             schema=read_schema(schema) if schema else None,
             schema_path=str(schema) if schema else "",
+            others=find_others(out, dataset.fingerprint, tuned_from or ()),
             on_step=show,
         )
     say(record, out, method, as_json)

@@ -17,7 +17,7 @@ from privet.data import CATALOGUE, Dataset, Schema
 from privet.methods.synthetic import Order, Synthesizer
 from privet.privacy import Ledger
 from privet.recipes.recipe import kind_of
-from privet.report import AttackResult, DataSummary, ModelSummary, RunRecord, save_weights, versions, write_page
+from privet.report import AttackResult, DataSummary, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
 from privet.report.data_mark import mark_of
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
@@ -43,6 +43,7 @@ def run(
     source: str = "",
     schema: Schema | None = None,
     schema_path: str = "",
+    others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
 ) -> RunRecord:
     """Make the data, then leave in `out`: the ledger, ``release/``, the first student's weights, the record and the page.
@@ -65,14 +66,17 @@ def run(
         )
         for name in names
     ]
+    public = (source or dataset.name) in CATALOGUE
     about = DataSummary(
         name=dataset.name,
-        fingerprint=mark_of(dataset.fingerprint, out, public=(source or dataset.name) in CATALOGUE),
+        fingerprint=mark_of(dataset.fingerprint, out, public=public),
         training_records=len(dataset.train),
         test_records=len(dataset.test),
         classes=dataset.classes,
         source=source,
         schema=schema_path,
+        public=public,
+        shape=tuple(dataset.shape),
     )
     record = RunRecord(
         title=title,
@@ -91,10 +95,11 @@ def run(
         training_accuracy=trained[0].accuracy(dataset.train),
         attack=attack(made.inputs, dataset),
         synthetic=summary,
+        others=None if others is None else tuple(others),
         ledger_head=head,
     )
     replace(record, seconds=round(time.monotonic() - started, 1)).write(out)
-    write_page(out)
+    renew(out)
     return RunRecord.read(out)
 
 
