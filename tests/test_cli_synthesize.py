@@ -82,3 +82,22 @@ def test_json(tmp_path):
     assert facts["method"] == "moments"
     assert facts["spent"]["guarantee"] == "proved"
     assert "GaussianNB" in facts["students"]
+
+
+def test_the_artificial_data_can_be_attacked(run):
+    folder, _ = run
+    page = privet("attack", folder)
+    assert page.exit_code == 0, page.output
+    assert "Distance to the closest artificial example: 1,437 training records against 360 others" in page.stdout
+    assert "synthetic rows lie closer to a training record" in page.stdout
+    assert privet("attack", folder, "--attack", "density", "--records", 300).exit_code == 0
+    assert RunRecord.read(folder).attack.name.startswith("Density")
+    assert privet("attack", folder, "--attack", "loss").exit_code == 0  # the student, as any model
+    assert RunRecord.read(folder).attack.name == "Loss threshold"
+
+
+def test_what_looked_at_records_is_kept_apart(run):
+    folder, _ = run
+    assert (folder / "internal" / "quality.md").read_text().startswith("# Internal, not for release")
+    assert (folder / "internal" / "neighbours.png").stat().st_size > 1000
+    assert not (folder / "release" / "internal").exists()

@@ -34,6 +34,11 @@ class Attack(StrEnum):
     shadow = "shadow"
     lira = "lira"
     inversion = "inversion"
+    distance = "distance"
+    density = "density"
+
+
+ON_DATA = (Attack.distance, Attack.density)
 
 
 class Signal(StrEnum):
@@ -50,23 +55,26 @@ NAMES = {Signal.loss: "Loss threshold", Signal.confidence: "Confidence threshold
 def attack(
     run: RunFolder,
     kind: Annotated[
-        Attack,
+        Attack | None,
         typer.Option(
             "--attack",
             help="loss: how well each record is fitted; shadow: learnt from a shadow model; lira: each record against "
-            "shadow models with and without it; inversion: a picture of each class.",
+            "shadow models with and without it; inversion: a picture of each class. Of artificial data: distance to the "
+            "closest example; density: where it is denser than other records. Without it, loss or distance.",
         ),
-    ] = Attack.loss,
+    ] = None,
     signal: Annotated[
         Signal, typer.Option(help="For loss: fit to the true label, or to the likeliest one.")
     ] = Signal.loss,
     shadows: Annotated[int, typer.Option(help="For lira: how many shadow models.", min=4)] = 16,
-    records: Annotated[int, typer.Option(help="For shadow and lira: at most so many on each side.", min=20)] = 2000,
+    records: Annotated[
+        int, typer.Option(help="For shadow, lira, distance and density: at most so many on each side.", min=20)
+    ] = 2000,
     epochs: Annotated[int, typer.Option(help="For shadow and lira: of the shadow models.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Of the shadow models.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the model of a run: can its training records be told from others? Updates the run's page.
+    """Attack what a run made, a model or data: can its training records be told from others? Updates the run's page.
 
     Shadow models have the run's architecture and are trained without noise, by Adam: shadow on test records that are
     then not asked about, lira on random halves of the records in question.
@@ -75,29 +83,44 @@ def attack(
     from privet.report.data_mark import KEY_FILE, fits
 
     record = RunRecord.read(run)
-    model = load_model(record, run)
+    kind = kind or (Attack.distance if record.synthetic else Attack.loss)
+    if kind in ON_DATA and not record.synthetic:
+        raise InputError(f"{run}: the attack {kind.value} is on artificial data, and this run made a model.")
     dataset = load_records(record.data.source or record.data.name, record.data.schema)
     if not fits(record.data.fingerprint, dataset.fingerprint, run):
         raise InputError(
             f"{run}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
             f"cannot be told; run it again."
         )
-    if kind is Attack.inversion:
-        _invert(model, dataset, run, as_json)
-        return
-    if kind is Attack.loss:
-        name, roc = NAMES[signal], _fit(model, dataset, signal)
+    if kind in ON_DATA:
+        result, lines = _on_data(kind, run, dataset, records, seed)
     else:
-        name, roc = _by_shadows(kind, model, dataset, shadows, records, epochs, seed)
-    result = AttackResult.of(name, roc)
+        model = load_model(record, run)
+        if kind is Attack.inversion:
+            _invert(model, dataset, run, as_json)
+            return
+        if kind is Attack.loss:
+            name, roc = NAMES[signal], _fit(model, dataset, signal)
+        else:
+            name, roc = _by_shadows(kind, model, dataset, shadows, records, epochs, seed)
+        result, lines = AttackResult.of(name, roc), []
     dataclasses.replace(record, attack=result).write(run)
     page = renew(run)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result) | {"page": str(page)}, indent=1))
         return
-    for line in [*sentences(result), thresholds(result)]:
+    for line in [*sentences(result), *(lines or [thresholds(result)])]:
         typer.echo(line)
     typer.echo(f"The page: {page}")
+
+
+def _on_data(kind: Attack, run: Path, dataset: Dataset, records: int, seed: int) -> tuple[AttackResult, list[str]]:
+    """The result, and what else is said of artificial data."""
+    from privet.synthesis import attacks, read_release
+
+    inputs = read_release(run)
+    result = attacks.membership(inputs, dataset, kind.value, asked=records, seed=seed)
+    return result, [str(found) for found in attacks.closeness(inputs, dataset, asked=records, seed=seed)]
 
 
 def _fit(model: nn.Module, dataset: Dataset, signal: Signal) -> Roc:

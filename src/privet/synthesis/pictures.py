@@ -23,6 +23,35 @@ def draw_samples(path: Path, inputs: Tensor, labels: Tensor, rows: int = 10) -> 
     return _sheet(path, lines)
 
 
+def draw_neighbours(path: Path, inputs: Tensor, training: Tensor, holdout: Tensor) -> Path:
+    """Artificial examples, beneath each the training record and the held-out record that are nearest to it.
+
+    Not for release: the lower rows are records.
+    """
+    rows = inputs[:COLUMNS]
+    near = [side[torch.cdist(rows.flatten(1), side.flatten(1)).argmin(1)] for side in (training, holdout)]
+    return _sheet(path, [rows, *near])
+
+
+def draw_distances(path: Path, to_training: Tensor, to_holdout: Tensor) -> Path:
+    """How far artificial examples are from the nearest training record, and from the nearest held-out one."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    both = torch.cat([to_training, to_holdout])
+    edges = np.linspace(float(both.min()), float(both.max()) + 1e-9, 41)
+    for distances, name, colour in ((to_training, "training", "#1b9e77"), (to_holdout, "held-out", "#d95f02")):
+        axes.hist(
+            distances.numpy(), bins=list(edges), histtype="step", linewidth=1.8, label=f"{name} records", color=colour
+        )
+    axes.set_xlabel("distance of an artificial example to the nearest record")
+    axes.set_ylabel("artificial examples")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    return path
+
+
 def _sheet(path: Path, lines: list[Tensor]) -> Path:
     """Rows of images, with gaps, twice as large as they are."""
     images = torch.stack(lines).clamp(0, 1)  # rows, columns, channels, height, width

@@ -6,15 +6,19 @@ import csv
 import io
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privet import data
 from privet.data import Categorical, Numeric, Schema
 from privet.data.idx import write_idx
 from privet.data.whole import write_whole
+from privet.errors import InputError
 from privet.methods.synthetic import Synthetic
 from privet.privacy import Spent
 from privet.report import SyntheticSummary
@@ -23,6 +27,7 @@ from privet.synthesis.pictures import draw_samples
 FOLDER = "release"
 CARD = "card.md"
 TABLE = "train.csv"
+SCHEMA = "schema.json"
 ARRAYS = "synthetic.npz"
 PICTURE = "samples.png"
 SAMPLES = 8
@@ -49,8 +54,8 @@ def write_release(
     if schema is not None:
         write_whole(release / TABLE, table(made, schema).encode(), mode=0o644)
         text = json.dumps(schema_content(schema), indent=1, ensure_ascii=False)
-        write_whole(release / "schema.json", f"{text}\n".encode(), mode=0o644)
-        files = {TABLE: f"{len(made.labels):,} rows with the columns of the original", "schema.json": "its columns"}
+        write_whole(release / SCHEMA, f"{text}\n".encode(), mode=0o644)
+        files = {TABLE: f"{len(made.labels):,} rows with the columns of the original", SCHEMA: "its columns"}
     else:
         files = _arrays(release, made)
     shutil.copyfile(folder / "ledger.jsonl", release / "ledger.jsonl")
@@ -62,6 +67,18 @@ def write_release(
         return SyntheticSummary(len(made.labels), names, "", tuple(columns), tuple(map(tuple, samples[:SAMPLES])))
     picture = draw_samples(folder / PICTURE, made.inputs, made.labels) if made.inputs.ndim == 4 else None
     return SyntheticSummary(len(made.labels), names, picture.name if picture else "")
+
+
+def read_release(folder: Path) -> Tensor:
+    """The artificial inputs of a run folder, as a network takes them."""
+    release = folder / FOLDER
+    if (release / TABLE).exists():
+        return data.load(f"csv:{release / TABLE}", schema=release / SCHEMA).train.tensors[0]
+    try:
+        with np.load(release / ARRAYS) as arrays:
+            return data.as_float(torch.from_numpy(arrays["inputs"]))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        raise InputError(f"{release / ARRAYS}: the artificial data cannot be read; run the command again.") from None
 
 
 def _arrays(release: Path, made: Synthetic) -> dict[str, str]:

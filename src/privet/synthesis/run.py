@@ -9,23 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from privet.attacks import distance_attack
 from privet.data import CATALOGUE, Dataset, Schema
 from privet.methods.synthetic import Order, Synthesizer
 from privet.privacy import Ledger
 from privet.recipes.recipe import kind_of
-from privet.report import AttackResult, DataSummary, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
+from privet.report import DataSummary, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
 from privet.report.data_mark import mark_of
+from privet.synthesis import attacks
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
-
-ASKED = 2000
-"""How many records on each side the attack asks about."""
-ROWS = 10_000
-"""At most so many artificial examples are looked at for each."""
 
 OnStep = Callable[[dict[str, Any]], None]
 
@@ -78,6 +72,8 @@ def run(
         public=public,
         shape=tuple(dataset.shape),
     )
+    measured = _measured(trained, dataset, baseline, epochs)
+    attacks.write_internal(out, made.inputs, dataset, measured)
     record = RunRecord(
         title=title,
         method=method.title,
@@ -89,11 +85,11 @@ def run(
         environment=versions(),
         data=about,
         model=_summary(trained[0], out),
-        settings=made.settings | _measured(trained, dataset, baseline, epochs),
+        settings=made.settings | measured,
         history=(),
         test_accuracy=trained[0].accuracy(dataset.test),
         training_accuracy=trained[0].accuracy(dataset.train),
-        attack=attack(made.inputs, dataset),
+        attack=attacks.membership(made.inputs, dataset),
         synthetic=summary,
         others=None if others is None else tuple(others),
         ledger_head=head,
@@ -106,17 +102,6 @@ def run(
 def default_students(dataset: Dataset) -> tuple[str, ...]:
     """The source's two students for images, and the second one for everything else."""
     return ("cnn", "logistic") if kind_of(dataset.shape) == "images" else ("logistic",)
-
-
-def attack(inputs: Tensor, dataset: Dataset, asked: int = ASKED, seed: int = 0) -> AttackResult:
-    """Can training records be told from test records by how close the artificial examples come to them?"""
-    generator = torch.Generator().manual_seed(seed)
-    sides = [
-        split.batch(torch.randperm(len(split), generator=generator)[:asked])[0]
-        for split in (dataset.train, dataset.test)
-    ]
-    some = inputs[torch.randperm(len(inputs), generator=generator)[:ROWS]]
-    return AttackResult.of("Distance to the closest artificial example", distance_attack(some, *sides))
 
 
 def _summary(student: Student, out: Path) -> ModelSummary:
