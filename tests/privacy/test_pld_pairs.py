@@ -2,11 +2,13 @@
 
 import math
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as google
 from scipy.integrate import quad
+from scipy.special import gammainc
 from scipy.stats import norm
 
 from privet.privacy import (
@@ -26,6 +28,7 @@ from privet.privacy import (
     accountant_named,
 )
 from privet.privacy.accountants.gdp import gdp_delta
+from privet.privacy.pld.isotropic import IsotropicPair
 
 PLD = accountant_named("pld")
 EPSILONS = (0.0, 0.01, 0.1, 0.4, 0.9)
@@ -148,6 +151,28 @@ def isotropic_delta(shift, dimension, epsilon):
 def test_isotropic_noise_is_exact(dimension, epsilon):
     value = PLD.delta(IsotropicL2(1.0, dimension), epsilon)
     assert value == pytest.approx(isotropic_delta(1.0, dimension, epsilon), rel=4e-3)
+
+
+@pytest.mark.parametrize(("shift", "dimension"), [(0.3, 2), (3.0, 2), (3.0, 3), (3.0, 10), (0.3, 650), (60.0, 40)])
+def test_the_quadrature_of_isotropic_noise_is_within_its_rounding(shift, dimension):
+    """Against an integral over the angle instead of the radius: at each angle the loss is above t up to some radius."""
+    wide = 12 / math.sqrt(dimension)
+    cuts = [cut for cut in math.pi / 2 + wide * np.linspace(-1, 1, 9) if 0 < cut < math.pi]
+
+    def integral(function, t):
+        ends = sorted({0.0, *cuts, math.acos(t / shift), math.pi})
+        return math.fsum(quad(function, a, b, epsabs=1e-16, epsrel=1e-12)[0] for a, b in pairwise(ends))
+
+    def share(t):
+        def within(angle):
+            radius = (shift**2 - t**2) / max(2 * (t - shift * math.cos(angle)), 1e-300)
+            return math.sin(angle) ** (dimension - 2) * gammainc(dimension, radius)
+
+        return integral(within, t) / integral(lambda angle: math.sin(angle) ** (dimension - 2), t)
+
+    at = shift * np.array([-0.99, -0.5, 0.0, 1 / math.sqrt(dimension), 0.99])
+    found = IsotropicPair(shift, dimension)._above(at)
+    assert found == pytest.approx(np.array([share(t) for t in at]), rel=0, abs=1e-13)
 
 
 def test_isotropic_noise_in_one_dimension_is_laplace_and_in_many_is_gaussian():

@@ -94,19 +94,24 @@ def span_of(pair: Pair, tail: float) -> Span:
     return pair.span(tail)
 
 
-@lru_cache(maxsize=1024)
 def cells_of(pair: Pair, step: float, tail: float, block: int) -> Cells:
     """The cells of `pair` on the multiples of `step`, leaving at most `tail` outside, in whole blocks of that many cells."""
     span = span_of(pair, tail)
     first = block * math.floor(span.low / step / block)
     last = block * max(math.ceil(span.high / step / block), first // block + 1)
+    return _cells(pair, step, first, last, span.low_closed, span.high_closed)
+
+
+@lru_cache(maxsize=1024)
+def _cells(pair: Pair, step: float, first: int, last: int, low_closed: bool, high_closed: bool) -> Cells:
+    # Found again by its ends, not by the tail: of bounded losses they stay the same as a run goes on.
     p, q = pair.cells(grid(first, step, last - first + 1))
     p, q = np.maximum(p, 0.0), np.maximum(q, 0.0)
     for mass in (p, q):
-        if span.low_closed:
+        if low_closed:
             mass[1] += mass[0]
             mass[0] = 0.0
-        if span.high_closed:
+        if high_closed:
             mass[-2] += mass[-1]
             mass[-1] = 0.0
     return Cells(first, step, p, q, pair.infinite)
