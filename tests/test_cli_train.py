@@ -1,12 +1,15 @@
 """`privet train` from the command to the folder, and the verbs that go on from there."""
 
 import json
+from html import unescape
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from privet import recipes
 from privet.cli import app
+from privet.data import load
 from privet.report import RunRecord
 
 FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html"]
@@ -190,12 +193,38 @@ def test_as_published_every_sentence_with_an_epsilon_says_that_it_is_claimed(tmp
     said = [line for line in page.output.splitlines() if "epsilon" in line and not line.startswith("Calibrating")]
     assert len(said) > 2
     assert all("only claimed by Xiang et al. 2019" in line for line in said), said
-    assert any(line.startswith("As published, by advanced composition: epsilon = 3 at") for line in said)
+    assert any(line.startswith("The noise was calibrated by strong composition: epsilon = 3 at") for line in said)
     html = (folder / "report.html").read_text()
     assert "Claimed, not proved" in html
     assert "as published, by advanced composition: only claimed" in html
     facts = json.loads(privet("train", *arguments, "--json", "--out", tmp_path / "b").stdout)
-    assert facts["spent"]["guarantee"] == "claimed"
+    assert facts["spent"]["guarantee"] == facts["calibrated"]["guarantee"] == "claimed"
+    assert facts["calibrated"]["accountant"] == "strong composition"
+
+
+def test_a_run_calibrated_by_another_accountant_says_what_each_of_them_states(tmp_path):
+    data, folder = load("digits"), tmp_path / "a"
+    recipes.run(
+        recipes.load("digits-linear"),
+        data,
+        folder,
+        epsilon=3.0,
+        delta=1e-5,
+        seed=1,
+        command=("privet",),
+        method="dpsgd-advanced",
+    )
+    spent = RunRecord.read(folder).open_ledger(folder).spent(1e-5)
+    assert spent.epsilon < 2
+    html = unescape((folder / "report.html").read_text())
+    assert "The noise was calibrated by strong composition, which says: epsilon = 3 at delta = 1e-05" in html
+    assert "The statement above is that of PLD" in html
+    said = privet("report", folder).stdout
+    assert "; PLD; proved)" in said
+    assert "The noise was calibrated by strong composition: epsilon = 3 at" in said
+    assert json.loads(privet("report", folder, "--json").stdout)["calibrated"]["epsilon"] == pytest.approx(
+        3.0, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ def test_two_processes_on_one_run_are_refused(tmp_path: Path) -> None:
         ({"delta": 1e-6}, "delta"),
         ({"average": 0.9}, "average"),
         ({"epsilon": 9.0}, "epsilon None, and 9.0"),
+        ({"accountant": "rdp"}, "accountant .pld., and .rdp."),
         ({"physical_batch_size": 3}, "physical_batch_size"),
     ],
 )

@@ -37,11 +37,15 @@ def report(
         record = replace(record, stated=stated)
         record.write(run)
     page = renew(run)
-    spent = record.open_ledger(run).spent(record.delta)
+    ledger = record.open_ledger(run)
+    spent, calibrated = ledger.spent(record.delta), record.calibrated(ledger)
     if as_json:
+        other = {"calibrated": calibrated.to_dict()} if calibrated else {}
         facts = {"page": str(page), "card": str(run / MARKDOWN), "spent": spent.to_dict()}
-        typer.echo(json.dumps(facts | {"accuracy": record.test_accuracy}, indent=1))
+        typer.echo(json.dumps(facts | {"accuracy": record.test_accuracy} | other, indent=1))
         return
     typer.echo(f"{spent}")
+    if calibrated is not None:
+        typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     typer.echo(f"The card: {run / MARKDOWN}")
     typer.echo(f"The page: {page}")

@@ -200,9 +200,8 @@ def train_by(
 
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
-    from privet.privacy import Claimed
-
-    spent = record.open_ledger(out).spent(record.delta)
+    ledger = record.open_ledger(out)
+    spent, calibrated = ledger.spent(record.delta), record.calibrated(ledger)
     assert record.attack is not None
     if as_json:
         attack = {"auc": record.attack.auc, "low": record.attack.low, "high": record.attack.high}
@@ -210,6 +209,7 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
             "data": record.data.name,
             "recipe": record.settings["Recipe"].split(":")[0],
             "spent": spent.to_dict(),
+            **({"calibrated": calibrated.to_dict()} if calibrated else {}),
             "test_accuracy": record.test_accuracy,
             "attack": attack,
             "seconds": record.seconds,
@@ -219,9 +219,8 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
         return
     typer.echo(f"{record.title}, trained and attacked in {record.seconds:.0f} s")
     typer.echo(str(spent))
-    if isinstance(spent.guarantee, Claimed):
-        published = record.open_ledger(out).spent(record.delta, "strong")
-        typer.echo(f"As published, by advanced composition: {published}")
+    if calibrated is not None:
+        typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     typer.echo(f"{100 * record.test_accuracy:.2f} % of {record.data.test_records:,} test records right")
     for line in sentences(record.attack):
         typer.echo(line)

@@ -117,6 +117,7 @@ def _train(
         # Noise that a paper states: the budget then ends the training.
         noise_multiplier=(method.states_noise and settings.noise_multiplier) or None,
         delta=delta,
+        accountant=method.accountant,
         max_grad_norm=settings.clip,
         loss_reduction="mean",
         average=settings.average or None,

@@ -21,18 +21,20 @@ class Method:
         title: its name on a page, which says so where its epsilon is only claimed.
         train: called as `privet.methods.dpsgd.train` is.
         states_noise: whether a noise multiplier that a recipe states is meant for it.
+        accountant: whose theorem calibrates the noise.
     """
 
     key: str
     title: str
     train: Callable[..., dpsgd.Trained]
     states_noise: bool = False
+    accountant: str = "pld"
 
 
 _OPTIMISED = "Optimised additive noise (Xiang et al. 2019)"
 _ALL = (
     Method("dpsgd", "DP-SGD (Abadi et al. 2016)", dpsgd.train, states_noise=True),
-    Method("dpsgd-advanced", "DP-SGD calibrated by advanced composition", partial(dpsgd.train, accountant="strong")),
+    Method("dpsgd-advanced", "DP-SGD calibrated by advanced composition", dpsgd.train, accountant="strong"),
     Method("optimized-noise", f"{_OPTIMISED}, grouped", optimized_noise.train),
     Method(
         "optimized-noise-isotropic",
@@ -48,6 +50,7 @@ _ALL = (
         "optimized-noise-published",
         f"{_OPTIMISED}, as published, by advanced composition: {CLAIMED}",
         partial(optimized_noise.train, as_published=True),
+        accountant="strong",
     ),
 )
 METHODS = {method.key: method for method in _ALL}

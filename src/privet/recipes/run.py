@@ -145,6 +145,7 @@ def _record(
         command=tuple(command),
         seconds=0.0,
         delta=delta,
+        accountant=fitted.method.accountant,
         seeds=dict.fromkeys(("model", "sampling", "noise"), "secure" if seed is None else str(seed)),
         environment=versions(),
         data=about,

@@ -17,6 +17,7 @@ from privet.data import Dataset, Progress
 from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.recipes.fit import fit
+from privet.recipes.methods import method_named
 from privet.recipes.recipe import Published, Recipe
 from privet.report.plain import MisfitError, build
 
@@ -177,6 +178,6 @@ def _key(recipe: Recipe, dataset: Dataset, method: str, epsilon: float, delta: f
         "data": dataset.fingerprint,
         "delta": delta,
         # Left out where it is what it always was: what is kept from then stays good.
-        **({} if method == "dpsgd" else {"method": method}),
+        **({} if method == "dpsgd" else {"method": method, "accountant": method_named(method).accountant}),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -41,6 +41,7 @@ def render(record: RunRecord, ledger: Ledger) -> str:
         standing=standing,
         opening=statement.opening(record, spent),
         meaning=statement.meaning(record, spent),
+        calibrated=statement.calibrated(record.calibrated(ledger), spent),
         tiles=_tiles(record, limit, standing),
         attack=record.attack,
         audits=record.audits,

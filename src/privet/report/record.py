@@ -17,7 +17,7 @@ from privet.attacks import Operating, Roc
 from privet.audit import Audit
 from privet.data.whole import write_whole
 from privet.errors import InputError
-from privet.privacy import Ledger
+from privet.privacy import Ledger, Spent, accountant_names
 from privet.report.plain import MisfitError, build
 
 FILE = "record.json"
@@ -192,11 +192,17 @@ class RunRecord:
     stated: Stated = field(default_factory=Stated)
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
+    accountant: str = "pld"
+    """Whose theorem calibrated the noise."""
     format: int = FORMAT
 
     def open_ledger(self, folder: Path) -> Ledger:
         """The run's ledger, for reading; refused if it is not the one that the run wrote."""
         return Ledger.open(folder / self.ledger, head=self.ledger_head or None, read_only=True)
+
+    def calibrated(self, ledger: Ledger) -> Spent | None:
+        """The statement of the accountant that calibrated the noise, where it is another than the one of the page."""
+        return ledger.spent(self.delta, self.accountant) if self.accountant != "pld" else None
 
     def write(self, folder: Path) -> Path:
         """Write `record.json` whole or not at all."""
@@ -232,6 +238,8 @@ def _check(record: RunRecord) -> None:
     """What types cannot say."""
     if record.format != FORMAT:
         raise MisfitError(f"its format is {record.format} and this version of Privet reads {FORMAT}")
+    if record.accountant not in accountant_names():
+        raise MisfitError(f"'accountant' is {record.accountant!r}, which is none")
     files = {"ledger": record.ledger, "model.weights": record.model.weights}
     if record.synthetic:
         files["synthetic.picture"] = record.synthetic.picture

@@ -32,6 +32,16 @@ def opening(record: RunRecord, spent: Spent) -> str:
     return f"{what} differentially private:"
 
 
+def calibrated(other: Spent | None, spent: Spent) -> str:
+    """What the accountant says that gave the noise, where it is another than that of the statement."""
+    if other is None:
+        return ""
+    return (
+        f"The noise was calibrated by {other.accountant}, which says: {other}. "
+        f"The statement above is that of {spent.accountant} for the same steps."
+    )
+
+
 def meaning(record: RunRecord, spent: Spent) -> str:
     """What the statement promises to one person."""
     what = released(record).split(maxsplit=1)[-1]

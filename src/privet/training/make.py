@@ -139,6 +139,7 @@ def make_private(
                 "plan": describe(plan),
                 "epsilon": epsilon,
                 "delta": delta,
+                "accountant": accountant,
                 "seed": seed,
                 "views": views,
                 "average": average,
