@@ -51,8 +51,9 @@ def test_it_says_the_statement_the_accuracy_the_attack_and_where_the_page_is(fin
     assert spent.epsilon <= 3.0
     lines = page.stdout.splitlines()
     assert lines[1] == str(spent)
-    assert lines[2] == f"{100 * record.test_accuracy:.2f} % of 360 test records right"
-    assert lines[4].startswith(f"AUC {record.attack.auc:.4f}, 95 % interval")
+    assert lines[2] == "Randomness: reproducible, not for release"
+    assert lines[3] == f"{100 * record.test_accuracy:.2f} % of 360 test records right"
+    assert lines[5].startswith(f"AUC {record.attack.auc:.4f}, 95 % interval")
     assert lines[-1] == f"The page: {folder / 'report.html'}"
 
 

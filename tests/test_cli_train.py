@@ -38,6 +38,7 @@ def test_it_says_what_it_picked_and_why_and_trains_past_ninety_percent(finished)
     spent = record.open_ledger(folder).spent(1e-5)
     assert spent.epsilon <= 3
     assert str(spent) in lines
+    assert "Randomness: reproducible, not for release" in lines
     assert sorted(path.name for path in folder.iterdir()) == FILES
 
 
@@ -149,6 +150,10 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(finished, 
     assert sorted(path.name for path in folder.iterdir()) == FILES
     for name in ("model.safetensors", "ledger.jsonl"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert RunRecord.read(folder).history == RunRecord.read(whole).history
+    again = privet(*arguments, "--out", folder, "--resume")
+    assert again.exit_code == 2
+    assert f"The run in {folder} is finished" in again.stderr
 
 
 def test_releases_of_a_stopped_run_are_not_made_again(tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def train(
 ) -> None:
     """Train a private classifier by a recipe: what it cost, what it is worth and what leaks, on one page."""
     check_budget(epsilon, delta)
-    check_free(out)
+    check_free(out, resume)
     key = _method(method, form, as_published)
     from privet import recipes, report
 
@@ -145,12 +145,16 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise InputError(f"--delta must lie between 0 and 1, and is {delta}.")
 
 
-def check_free(out: Path) -> None:
+def check_free(out: Path, resume: bool = False) -> None:
     """A run is never written over."""
     from privet.report.record import FILE
 
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder with --out.")
+    if (out / FILE).exists() and resume:
+        raise InputError(
+            f"The run in {out} is finished: see it with privet report {out}, or give another folder with --out."
+        )
     if (out / FILE).exists():
         raise InputError(f"{out} holds a run already: give another folder with --out.")
 
@@ -200,6 +204,9 @@ def train_by(
 
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
+    from privet.randomness.streams import SECRET, SEEDED
+
+    mark = SEEDED if record.seeded else SECRET
     ledger = record.open_ledger(out)
     spent, calibrated = ledger.spent(record.delta), record.calibrated(ledger)
     assert record.attack is not None
@@ -210,6 +217,7 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
             "recipe": record.settings["Recipe"].split(":")[0],
             "spent": spent.to_dict(),
             **({"calibrated": calibrated.to_dict()} if calibrated else {}),
+            "randomness": mark,
             "test_accuracy": record.test_accuracy,
             "attack": attack,
             "seconds": record.seconds,
@@ -221,6 +229,7 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
     typer.echo(str(spent))
     if calibrated is not None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
+    typer.echo(f"Randomness: {mark}")
     typer.echo(f"{100 * record.test_accuracy:.2f} % of {record.data.test_records:,} test records right")
     for line in sentences(record.attack):
         typer.echo(line)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ class Trained:
     ledger: Ledger
     plan: Plan
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One entry for each epoch: step, epsilon, and the accuracy on the test records where there are any."""
+    """One entry for each epoch: step, epsilon, the mean loss of its steps, and the accuracy on the test records where there
+    are any. The loss is that of training records, without noise: for the eyes of whoever holds them."""
     steps: int = 0
     """How many steps were done: fewer than planned where the budget came to its end before."""
 
@@ -57,8 +59,8 @@ def train(
         augment: turns a batch of inputs into other ones of the same length, record by record; with `views`, each
             record comes that many times.
         on_step: gets a dictionary with step, steps, loss and epsilon after each step. The loss is that of the records in
-            the batch: it is for the eyes of whoever holds the data, it is not noised and it is not kept. Epsilon is
-            computed a few times a second and after the last step: it may be a few steps old.
+            the batch: it is for the eyes of whoever holds the data, and not noised. Epsilon is computed
+            a few times a second and after the last step: it may be a few steps old.
         ledger: where the steps are recorded.
     """
     history = _History()
@@ -106,11 +108,12 @@ def _loop(
         step = private.steps_done
         if step == before:
             continue
+        history.losses.append(float(value.detach()))
         if on_step is not None:
             if time.monotonic() - looked > _LOOK_SECONDS or step == private.plan.steps:
                 epsilon, looked = private.spent().epsilon, time.monotonic()
             standing = {"epsilon": epsilon, "guarantee": private.ledger.guarantee}
-            on_step({"step": step, "steps": private.plan.steps, "loss": float(value.detach()), **standing})
+            on_step({"step": step, "steps": private.plan.steps, "loss": history.losses[-1], **standing})
         if step // private.steps_per_epoch > history.last_step // private.steps_per_epoch:
             history.add(private, model, test)
 
@@ -120,6 +123,8 @@ class _History:
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
+        self.losses: list[float] = []
+        """Of the steps since the last entry; a step that drew no record has none."""
 
     @property
     def last_step(self) -> int:
@@ -129,16 +134,19 @@ class _History:
         """Measure where the run stands; with an average, it is the averaged model that is measured."""
         step, epsilon = private.steps_done, private.spent().epsilon
         entry: dict[str, Any] = {"step": step, "epoch": step / private.steps_per_epoch, "epsilon": epsilon}
+        if self.losses:
+            entry["loss"] = fmean(self.losses)
         if test is not None:
             with private.average.applied() if private.average else nullcontext():
                 entry["accuracy"] = accuracy(model, test)
         self.entries.append(entry)
+        self.losses.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"entries": list(self.entries)}
+        return {"entries": list(self.entries), "losses": list(self.losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.entries[:] = state["entries"]
+        self.entries[:], self.losses[:] = state["entries"], state["losses"]
 
 
 def accuracy(model: nn.Module, split: Split, batch_size: int = 2000) -> float:

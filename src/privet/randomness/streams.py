@@ -14,6 +14,10 @@ Source = torch.Generator | SecureSource
 """A torch generator makes a run repeatable; a secure source makes it fit for release."""
 
 
+SEEDED, SECRET = "reproducible, not for release", "secret keys"
+"""What is to be said of a run's randomness."""
+
+
 @dataclass(frozen=True, eq=False)
 class Randomness:
     """The streams of one run.
@@ -40,7 +44,7 @@ class Randomness:
     @property
     def mark(self) -> str:
         """What is to be said of the run beside its epsilon."""
-        return "reproducible, not for release" if self.reproducible else "secret keys"
+        return SEEDED if self.reproducible else SECRET
 
     def state(self) -> dict[str, Tensor]:
         """Where the streams of a seeded run are; of secret keys nothing is ever written."""

@@ -65,13 +65,6 @@ def run(
     other runs on these records that the card counts, as `privet.report.find_others` gives them.
     """
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    losses: dict[int, float] = {}
-
-    def remember(step: dict[str, Any]) -> None:
-        losses[step["step"]] = step["loss"]
-        if on_step is not None:
-            on_step(step)
-
     fitted = fit(
         recipe,
         dataset,
@@ -81,7 +74,7 @@ def run(
         seed=seed,
         folder=out,
         resume=resume,
-        on_step=remember,
+        on_step=on_step,
         progress=progress,
     )
     public = (source or dataset.name) in CATALOGUE
@@ -97,7 +90,7 @@ def run(
         public=public,
         shape=tuple(dataset.shape),
     )
-    record = _record(recipe, dataset, fitted, losses, out, delta=delta, seed=seed, command=command, about=about)
+    record = _record(recipe, dataset, fitted, out, delta=delta, seed=seed, command=command, about=about)
     seconds = round(time.monotonic() - started, 1)
     replace(record, created=created, seconds=seconds, others=None if others is None else tuple(others)).write(out)
     renew(out)
@@ -126,7 +119,6 @@ def _record(
     recipe: Recipe,
     dataset: Dataset,
     fitted: Fitted,
-    losses: dict[int, float],
     folder: Path,
     *,
     delta: float,
@@ -156,7 +148,7 @@ def _record(
             weights=save_weights(fitted.model, folder),
         ),
         settings=_settings(recipe, fitted),
-        history=_epochs(fitted.history, losses),
+        history=_epochs(fitted.history),
         test_accuracy=_accuracy(others, dataset.test.labels),
         training_accuracy=_accuracy(members, dataset.train.labels),
         ledger_head=fitted.ledger.head,
@@ -201,13 +193,10 @@ def _clipping(clipping: Clipping, norm: float) -> str:
     return f"each record's gradient to a norm of at most C = {norm:g}"
 
 
-def _epochs(history: list[dict[str, Any]], losses: dict[int, float]) -> tuple[Epoch, ...]:
-    """One entry per epoch, with the mean loss of its steps (a step that drew no record has none)."""
-    epochs: list[Epoch] = []
-    for number, entry in enumerate(history, 1):
-        since = epochs[-1].step if epochs else 0
-        seen = [losses[step] for step in range(since + 1, entry["step"] + 1) if step in losses]
-        if seen:
-            loss = sum(seen) / len(seen)
-            epochs.append(Epoch(number, entry["step"], loss, entry["epsilon"], entry.get("accuracy")))
-    return tuple(epochs)
+def _epochs(history: list[dict[str, Any]]) -> tuple[Epoch, ...]:
+    """One entry per epoch; one in which no record was drawn has no loss, and is left out."""
+    return tuple(
+        Epoch(number, entry["step"], entry["loss"], entry["epsilon"], entry.get("accuracy"))
+        for number, entry in enumerate(history, 1)
+        if "loss" in entry
+    )

@@ -196,6 +196,11 @@ class RunRecord:
     """Whose theorem calibrated the noise."""
     format: int = FORMAT
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise can be drawn again by who knows the seed: such a model is not for release."""
+        return self.seeds.get("noise", "secure") != "secure"
+
     def open_ledger(self, folder: Path) -> Ledger:
         """The run's ledger, for reading; refused if it is not the one that the run wrote."""
         return Ledger.open(folder / self.ledger, head=self.ledger_head or None, read_only=True)
