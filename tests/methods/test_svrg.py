@@ -10,12 +10,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import privet
+from privet.audit import Audit, mechanism
+from privet.audit.bounds import GaussianTradeOff
 from privet.clipping import FlatClipping
 from privet.data import Split
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.methods import svrg
+from privet.noise import GaussianNoise
 from privet.privacy import Gaussian, Ledger, PoissonSampled
+from privet.sampling import PoissonSampling
+from privet.training import Plan
 
 
 def records(count: int = 60) -> Split:
@@ -118,3 +123,71 @@ def test_it_trains_digits() -> None:
     x, y = digits.test.tensors
     assert float((model(x).argmax(1) == y).double().mean()) > 0.85
     assert trained.ledger.spent(1e-5).epsilon <= 8.0
+
+
+# --- the two releases, audited through the code that trains -----------------------------------------------------------
+
+
+CANARY = torch.tensor([[0.0, 0.5], [0.0, -0.5], [1e3, 0.0]])
+"""The last record is far above every norm, and orthogonal to the others."""
+
+
+class Bowl(nn.Module):
+    """The half square of w x: the gradient of a record follows the model, so that differences do not vanish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).sum(1).square() / 2
+
+
+def released(split: Split, generator: torch.Generator, chosen: svrg.SnapshotPlan) -> list[torch.Tensor]:
+    """The gradients that the optimizer got, each with the place of the model that it was for."""
+    model, seen = Bowl(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer.register_step_pre_hook(lambda *_: seen.append(torch.stack([model.weight.grad, model.weight.detach()])))
+    seed = int(torch.randint(2**31, (1,), generator=generator))
+    svrg.train(model, optimizer, split, chosen, loss=lambda out, _: out.sum(), seed=seed)
+    return seen
+
+
+def of_the_snapshot(seen: list[torch.Tensor]) -> float:
+    """The model stands in the canary's direction, and so does its gradient there."""
+    return float(seen[0][0, 0])
+
+
+def of_a_difference(seen: list[torch.Tensor]) -> float:
+    """The canary pulls back from where the first step has gone."""
+    return float(seen[1][0, 0] * (seen[1][1, 0] - seen[0][1, 0]).sign())
+
+
+def audited(which: str) -> Audit:
+    """The other release has next to no noise, and tells nothing: its norm is less still. A record of zeros is as good as none."""
+    loud, quiet = (FlatClipping(1.0), GaussianNoise(1.0)), (FlatClipping(1e-4), GaussianNoise(50.0))
+    snapshot, difference = (loud, quiet) if which == "snapshot" else (quiet, loud)
+    chosen = svrg.SnapshotPlan(
+        Plan(PoissonSampling(1.0), *difference, steps=2, records=3),
+        Plan(PoissonSampling(1.0), *snapshot, 1, 3),
+        every=2,
+    )
+    labels = torch.zeros(3, dtype=torch.int64)
+    return mechanism(
+        lambda split, generator: released(split, generator, chosen),
+        Split(CANARY, labels), Split(CANARY * torch.tensor([[1.0], [1.0], [0.0]]), labels), claimed=Gaussian(1.0),
+        delta=1e-5, draws=240, score=of_the_snapshot if which == "snapshot" else of_a_difference,
+        bound=GaussianTradeOff(1e-5, 0.99),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("which", ["snapshot", "difference"])
+def test_an_audit_of_each_release_sees_much_of_its_epsilon_and_not_more(which: str) -> None:
+    found = audited(which)
+    assert 0.4 * found.claimed_epsilon < found.lower_bound <= found.claimed_epsilon, str(found)
+
+
+def test_differences_that_are_clipped_too_little_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = svrg.Difference.total_squared_norms
+    monkeypatch.setattr(svrg.Difference, "total_squared_norms", lambda self: norms(self) / 4)
+    assert audited("difference").refuted

@@ -129,6 +129,9 @@ def train(
 
     Per-example gradients of the model and of its snapshot are held at once, for `physical_batch_size` records: this is for
     small models. `on_step` gets the number of steps that are done.
+
+    A run keeps no checkpoints. One that was killed starts anew, and what its ledger holds has been spent: give that ledger
+    again, and its event as `before` to `snapshot_plan`.
     """
     ledger = ledger if ledger is not None else Ledger()
     if len(records) != plan.differences.records:
