@@ -108,7 +108,6 @@ def _other_runs(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
 
 def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
     """What has to be true for the statement to hold, beside the proof."""
-    seeded = record.seeds.get("noise", "secure") != "secure"
     found = list(guarantee_to_dict(spent.guarantee).get("assumptions", []))
     found += [
         f"the number of training {spent.unit}s ({record.data.training_records:,}) is public",
@@ -117,7 +116,7 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
     ]
     found.append(
         "the seeds stay secret, which a run that is meant to be repeated does not promise"
-        if seeded
+        if record.seeded
         else "the operating system's source of randomness is secure, and the keys of this run, which were never written, are gone"
     )
     return found

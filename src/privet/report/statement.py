@@ -86,7 +86,7 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
             f"What the {what} says about people in general, it also says about those whose {spent.unit} was not used.",
         ),
     ]
-    if record.seeds.get("noise", "secure") != "secure":
+    if record.seeded:
         verb = "publish" if record.synthetic else "release"
         found.insert(
             0,
