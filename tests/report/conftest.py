@@ -1,16 +1,28 @@
 """A small real private run: softmax regression on digits by DP-SGD written out by hand, attacked and recorded."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from privet.attacks import LossThreshold
+from privet.audit import Audit, Claim
 from privet.data.digits import load_digits
 from privet.privacy.events import Gaussian, PoissonSampled
 from privet.privacy.ledger import Ledger
-from privet.report import AttackResult, DataSummary, Epoch, ModelSummary, RunRecord, versions
+from privet.report import (
+    AttackResult,
+    DataSummary,
+    Epoch,
+    ModelSummary,
+    OtherRun,
+    RunRecord,
+    SyntheticSummary,
+    versions,
+)
 
 DELTA, CLIP, NOISE, RATE, EPOCHS, SEED = 1e-5, 1.0, 2.0, 0.1, 6, 7
 
@@ -70,4 +82,36 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder that tests only read."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
     private_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> Path:
+    """The same run with everything that a record can hold; only for looking at."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    folder.mkdir()
+    record = RunRecord.read(finished_run)
+    (folder / "ledger.jsonl").write_bytes((finished_run / "ledger.jsonl").read_bytes())
+    Image.new("L", (160, 80), 90).save(folder / "samples.png")
+    event = PoissonSampled(RATE, Gaussian(NOISE)) * 10
+    other = OtherRun("tuning", "2025-01-30", "DP-SGD", "0" * 64, "add-remove", "record", event.to_dict())
+    words = (0.99, "one run", "1,000 canaries", "")
+    audits = (
+        Audit(
+            "One step of DP-SGD, flat clipping, with a name that is too long",
+            Claim(0.5, DELTA, "x"),
+            0.1,
+            107.0,
+            *words,
+        ),
+        Audit("DP-SGD, 60 steps", Claim(3.0, DELTA, "x"), 0.6, 4.3, *words),
+        Audit("Something broken", Claim(1.0, DELTA, "x"), 2.5, 4.3, *words),
+    )
+    dataclasses.replace(
+        record,
+        audits=audits,
+        others=(other,),
+        history=tuple(dataclasses.replace(epoch, accuracy=0.5 + epoch.epoch / 20) for epoch in record.history),
+        synthetic=SyntheticSummary(1000, ("release/synthetic.npz",), "samples.png", ("a", "b"), (("1", "x"),)),
+    ).write(folder)
     return folder

@@ -31,6 +31,11 @@ addEventListener("load", () => {{
       (e) => !e.closest(".scroll, svg g") && e.getBoundingClientRect().right > root.clientWidth + 1
     ).map((e) => e.outerHTML.slice(0, 80)),
     figures: [...page.querySelectorAll("svg.figure")].filter(seen).map((e) => e.id),
+    outside: [...page.querySelectorAll("svg.drawing text")].filter((e) => {{
+      const box = e.getBoundingClientRect(), frame = e.closest("svg").getBoundingClientRect();
+      return box.left < frame.left + 2 || box.right > frame.right - 2;
+    }}).map((e) => e.textContent),
+    pictures: [...page.querySelectorAll("img")].filter((e) => e.naturalWidth > 0).map((e) => e.id),
     small: [...page.querySelectorAll("svg.figure text")].filter((e) => e.getBoundingClientRect().height < 10).length,
     statement: page.getElementById("statement").textContent,
     requests: performance.getEntriesByType("resource").concat(page.defaultView.performance.getEntriesByType("resource"))
@@ -51,16 +56,23 @@ def look(page: Path, width: int, folder: Path) -> tuple[dict, str]:
     return json.loads(html.unescape(said[1])), ended.stderr
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_the_page_fits_and_is_whole(finished_run, tmp_path, width):
-    page = write_page(finished_run)
+ALWAYS = ["noise", "roc", "roc-log", "budget", "loss"]
+EVERYTHING = ["noise", "roc", "roc-log", "audits", "budget", "accuracy", "loss"]
+
+
+@pytest.mark.parametrize(("run", "width"), [("whole_run", 320), ("finished_run", 390), ("whole_run", 1280)])
+def test_the_page_fits_and_is_whole(run, width, tmp_path, request):
+    folder = request.getfixturevalue(run)
+    page = write_page(folder)
     seen, log = look(page, width, tmp_path)
     assert seen["overflow"] <= 0
     assert seen["wide"] == []
-    assert seen["figures"] == ["roc", "roc-log", "budget", "loss"]
+    assert seen["figures"] == (EVERYTHING if run == "whole_run" else ALWAYS)
+    assert seen["pictures"] == (["samples"] if run == "whole_run" else [])
+    assert seen["outside"] == []
     assert seen["small"] == 0
     assert seen["requests"] == []
     assert ":CONSOLE" not in log
-    record = RunRecord.read(finished_run)
-    ledger = Ledger.open(finished_run / record.ledger, read_only=True)
+    record = RunRecord.read(folder)
+    ledger = Ledger.open(folder / record.ledger, read_only=True)
     assert seen["statement"] == str(ledger.spent(record.delta))

@@ -15,6 +15,7 @@ from privet.cli import app
 from privet.errors import InputError, PrivetError
 from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled
 from privet.report import RunRecord, render, write_page
+from privet.report.others import together
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
 CSS = resources.files("privet.report").joinpath("templates/report.css").read_text()
@@ -92,7 +93,7 @@ def test_it_asks_nobody_for_anything(page):
 def test_it_names_every_figure_and_heads_every_table(page):
     outline = Outline(page)
     drawings = outline.all("svg")
-    assert [drawing["id"] for drawing in drawings] == ["roc", "roc-log", "budget", "loss"]
+    assert [drawing["id"] for drawing in drawings] == ["noise", "roc", "roc-log", "budget", "loss"]
     assert all(drawing["role"] == "img" and len(drawing["aria-label"]) > 40 for drawing in drawings)
     assert len(outline.all("figcaption")) == len(drawings)
     assert len(outline.all("caption")) == len(outline.all("table")) == len(outline.all("thead"))
@@ -182,7 +183,32 @@ def test_the_verdict_follows_the_interval(record, ledger, low, high, verdict):
 def test_a_run_without_attack_or_history_still_has_a_page(record, ledger):
     page = render(dataclasses.replace(record, attack=None, history=()), ledger)
     assert "The attack</h2>" not in page
-    assert not Outline(page).all("svg")
+    assert [drawing["id"] for drawing in Outline(page).all("svg")] == ["noise"]
+
+
+def test_everything_a_run_can_have_is_on_the_page(whole_run):
+    record = RunRecord.read(whole_run)
+    outline = Outline(write_page(whole_run).read_text())
+    drawings = [drawing["id"] for drawing in outline.all("svg")]
+    assert drawings == ["noise", "roc", "roc-log", "audits", "budget", "accuracy", "loss"]
+    (samples,) = outline.all("img")
+    assert samples["src"].startswith("data:image/png;base64,") and len(samples["alt"]) > 40
+    assert outline.text["together"] == str(together(record, record.open_ledger(whole_run)))
+    assert outline.text["samples-table"].split()[-2:] == ["ab", "1x"]
+    assert len(outline.all("figcaption")) == len(outline.all("figure")) == len(drawings) + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(None, "the samples of the run cannot be read"), (b"<svg>", "the samples of the run are no PNG")],
+)
+def test_samples_that_are_missing_or_something_else_are_named(whole_run, tmp_path, content, sentence):
+    for name in ("record.json", "ledger.jsonl"):
+        (tmp_path / name).write_bytes((whole_run / name).read_bytes())
+    if content:
+        (tmp_path / "samples.png").write_bytes(content)
+    with pytest.raises(InputError, match=sentence):
+        write_page(tmp_path)
 
 
 def luminance(colour: str) -> float:

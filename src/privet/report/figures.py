@@ -6,6 +6,7 @@ import html
 import io
 import re
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 import matplotlib
@@ -13,6 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from privet.audit import Audit
+from privet.audit.result import round_down
+from privet.privacy.spent import round_up
 from privet.report.record import AttackResult, Epoch
 from privet.report.words import share
 
@@ -141,6 +145,41 @@ def roc_at_low_rates(attack: AttackResult, limit: Callable[[float], float], limi
     return _svg("roc-log", draw, "ROC at low false positive rates", words)
 
 
+def audits(found: Sequence[Audit]) -> str:
+    """Each audit on one axis: what was shown, what is claimed, and the most that it could have shown."""
+    finite = [x for audit in found for x in (audit.lower_bound, audit.claimed_epsilon) if isfinite(x)]
+    edge = 1.6 * max([*finite, 0.1])
+
+    def draw(axes: Axes) -> None:
+        for row, audit in enumerate(reversed(found)):
+            low, claim, ceiling = (min(x, edge) for x in (audit.lower_bound, audit.claimed_epsilon, audit.ceiling))
+            bar = BOUND if audit.refuted else ACCENT
+            axes.plot([0, low], [row, row], color=bar, linewidth=7, solid_capstyle="butt")
+            axes.plot([low, ceiling], [row, row], color=SOFT, linewidth=1.2, linestyle=(0, (2, 2)))
+            axes.plot([claim, claim], [row - 0.22, row + 0.22], color=INK, linewidth=2.4)
+            axes.plot([ceiling], [row], "D" if ceiling < edge else ">", color=SOFT, markersize=6, fillstyle="none")
+            if ceiling == edge and isfinite(audit.ceiling):
+                axes.text(edge, row + 0.14, round_down(audit.ceiling), color=SOFT, ha="right", va="bottom")
+            axes.text(0, row + 0.26, _short(audit.name), color=INK, va="bottom")
+        _label(axes, "epsilon", "")
+        axes.set_xlim(0, edge * 1.03)
+        axes.set_ylim(-0.45, len(found) - 0.2)
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+
+    said = "; ".join(
+        f"{audit.name}: at least {round_down(audit.lower_bound)}, claimed {round_up(audit.claimed_epsilon)}, could have "
+        f"shown {round_down(audit.ceiling)}"
+        for audit in found
+    )
+    height = 0.8 + 0.75 * len(found)
+    return _svg("audits", draw, "Audits: bound, claim and ceiling", f"{said}.", size=(SIZE[0], height))
+
+
+def _short(name: str, most: int = 44) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def _bound(axes: Axes, x: list[float], y: list[float]) -> None:
     axes.fill_between(x, y, 1.1, color=BOUND, alpha=0.10, linewidth=0)
     axes.plot(x, y, color=BOUND, linewidth=1.4, linestyle=(0, (6, 2, 1.5, 2)))
@@ -161,17 +200,19 @@ def _percent(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(formatter)
 
 
-def _svg(name: str, draw: Callable[[Axes], None], title: str, description: str) -> str:
+def _svg(
+    name: str, draw: Callable[[Axes], None], title: str, description: str, size: tuple[float, float] = SIZE
+) -> str:
     """The drawing as one inline element: named for screen readers, coloured by the page, the same bytes every time."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=SIZE, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         draw(figure.add_subplot())
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     drawing = file.getvalue()
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<(metadata|style).*?</\1>\s*", "", drawing, flags=re.DOTALL)
-    # Four drawings share one page: every name within them is made the drawing's own.
+    # Several drawings share one page: every name within them is made the drawing's own.
     drawing = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", drawing)
     for colour, variable in VARIABLES.items():
         drawing = drawing.replace(colour, f"var({variable})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from scipy import stats
 
 from privet.audit.result import round_down
 from privet.data.whole import write_whole
+from privet.errors import InputError
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
-from privet.report import figures, statement, words
+from privet.report import figures, others, statement, words
+from privet.report.drawing import draw_way
 from privet.report.limit import Limit
+from privet.report.places import Way, way_of
 from privet.report.record import AttackResult, RunRecord
 
 FILE = "report.html"
@@ -26,14 +30,31 @@ FILE = "report.html"
 def write_page(folder: Path) -> Path:
     """Write `report.html` of a run folder, whole or not at all; made again, it has the same bytes."""
     record = RunRecord.read(folder)
-    return write_whole(folder / FILE, render(record, record.open_ledger(folder)).encode(), mode=0o644)
+    page = render(record, record.open_ledger(folder), samples=picture(record, folder))
+    return write_whole(folder / FILE, page.encode(), mode=0o644)
 
 
-def render(record: RunRecord, ledger: Ledger) -> str:
-    """The page as text."""
+def picture(record: RunRecord, folder: Path) -> str:
+    """The samples of a synthetic data set as an address that holds the picture itself; empty where there is none."""
+    if not record.synthetic or not record.synthetic.picture:
+        return ""
+    path = folder / record.synthetic.picture
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: the samples of the run cannot be read ({error.strerror}).") from None
+    if not content.startswith(b"\x89PNG"):
+        raise InputError(f"{path}: the samples of the run are no PNG; run the command again.")
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
+    """The page as text; `samples` is the address of a picture, as `picture` gives it."""
     spent = ledger.spent(record.delta)
     standing = statement.standing(spent)
     limit = Limit(spent.epsilon, spent.delta)
+    way = way_of(record, ledger)
+    total = others.together(record, ledger)
     template = _environment().get_template("report.html.j2")
     return template.render(
         record=record,
@@ -48,7 +69,12 @@ def render(record: RunRecord, ledger: Ledger) -> str:
         too_few=bool(record.attack and not all(map(record.attack.resolves, record.attack.rates))),
         verdict=_verdict(record.attack) if record.attack else "",
         limit=limit,
-        figures=_figures(record, spent, limit, standing),
+        released=statement.released(record),
+        way=way,
+        samples=samples,
+        others=[run for run in record.others or () if run.ledger_head != ledger.head],
+        together=str(total) if total is not None else "",
+        figures=_figures(record, spent, limit, standing, way),
         entries=[_entry(number, event, count) for number, (event, count) in enumerate(ledger, 1)],
         head=ledger.head,
         caveats=_caveats(record, spent),
@@ -106,7 +132,7 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
     interval = stats.binomtest(right, record.data.test_records).proportion_ci(method="wilson")
     tiles = [
         Tile(
-            "Accuracy on the test records",
+            "A student's accuracy on the test records" if record.synthetic else "Accuracy on the test records",
             f"{100 * record.test_accuracy:.2f} %",
             f"95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f} %; "
             f"on the training records {100 * record.training_accuracy:.2f} %",
@@ -150,8 +176,10 @@ def _verdict(attack: AttackResult) -> str:
     )
 
 
-def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Standing) -> dict[str, Markup]:
-    drawn = {}
+def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Standing, way: Way) -> dict[str, Markup]:
+    drawn = {"noise": draw_way(way, standing.kind)}
+    if record.audits:
+        drawn["audits"] = figures.audits(record.audits)
     if record.history:
         drawn["budget"] = figures.budget(record.history, round_up(spent.epsilon))
         if any(epoch.accuracy is not None for epoch in record.history):

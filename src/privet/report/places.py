@@ -1,0 +1,199 @@
+"""Where the noise enters, method by method: the way of the records to the release, stage by stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from privet.privacy import Event, Ledger
+from privet.privacy.events import (
+    CovarianceRelease,
+    Gaussian,
+    GroupedL2,
+    IsotropicL2,
+    Laplace,
+    NoisyVotes,
+    PoissonSampled,
+    PureEpsilon,
+)
+from privet.privacy.guarantees import Claimed
+from privet.report.record import RunRecord
+from privet.report.words import number, share, times
+
+FEW = 20
+"""A ledger of at most so many events holds releases of statistics, not steps of a training."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One thing that happens. Before the noise it sees records as they are; after it, noisy values alone."""
+
+    title: str
+    detail: str = ""
+    noise: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """The stages from the records to the release.
+
+    Attributes:
+        stages: in order; one or more of them is noise.
+        again: from which stage the way goes back to which, to be gone again.
+        around: from which stage to which something passes the noise by; only a claim stands behind such a way.
+        passing: what passes the noise by, in words.
+    """
+
+    stages: tuple[Stage, ...]
+    again: tuple[int, int] | None = None
+    around: tuple[int, int] | None = None
+    passing: str = ""
+
+    @property
+    def last_noise(self) -> int:
+        return max(place for place, stage in enumerate(self.stages) if stage.noise)
+
+
+_RECORDS = Stage("The training records")
+_SAMPLE = Stage("A random sample of them")
+_MODEL = Stage("The trained model", "the release")
+_DATA = Stage("The synthetic data set", "the release")
+_NOISE = Stage("Noise", noise=True)
+_CLIPPED = Stage("Clipped", "no record's gradient is longer than C")
+_SUM = replace(_NOISE, title="Noise on their sum")
+_GRADIENT = Stage("The gradient of each of them")
+_STEP = Stage("A step of the optimizer")
+
+WAYS: dict[str, Way] = {
+    "gradient": Way((_RECORDS, _SAMPLE, _GRADIENT, _CLIPPED, _SUM, _STEP, _MODEL), again=(5, 1)),
+    "shaped gradient": Way(
+        (
+            _RECORDS,
+            _SAMPLE,
+            _GRADIENT,
+            _CLIPPED,
+            replace(_SUM, title="Shaped noise on their sum"),
+            _STEP,
+            _MODEL,
+        ),
+        again=(5, 1),
+        around=(0, 4),
+        passing="the shape of the noise is computed from the records without noise",
+    ),
+    "residual mapping": Way(
+        (
+            _RECORDS,
+            replace(_NOISE, title="Noise on the inputs"),
+            replace(_NOISE, title="Noise in each residual block"),
+            Stage("The loss at the label"),
+            _STEP,
+            replace(_MODEL, detail="the release; it adds noise when it is asked, too"),
+        ),
+        again=(4, 1),
+        around=(0, 4),
+        passing="the labels, and the gradients of the layers before the noise, pass it by",
+    ),
+    "embedding layer": Way(
+        (
+            _RECORDS,
+            _SAMPLE,
+            Stage("The first layers of the critic"),
+            Stage("The embedding, clipped", "no record's embedding is longer than C"),
+            replace(_NOISE, title="Noise on the embedding"),
+            Stage("The last layers of the critic"),
+            Stage("A step of critic and generator"),
+            _DATA,
+        ),
+        again=(6, 1),
+        around=(2, 6),
+        passing="the first layers learn from gradients that saw the records without noise",
+    ),
+    "critic": Way(
+        (
+            _RECORDS,
+            _SAMPLE,
+            Stage("The critic's gradient of each record"),
+            _CLIPPED,
+            _SUM,
+            Stage("A step of the critic, then of the generator"),
+            _DATA,
+        ),
+        again=(5, 1),
+    ),
+    "moments": Way(
+        (
+            _RECORDS,
+            Stage("Clipped", "no record counts for more than a bound"),
+            Stage("Counts, means and second moments"),
+            replace(_NOISE, title="Noise on them, once"),
+            Stage("Draws from the noisy moments"),
+            _DATA,
+        )
+    ),
+    "votes": Way(
+        (
+            _RECORDS,
+            Stage("Disjoint parts, a teacher for each"),
+            Stage("The teachers' votes on public inputs, counted"),
+            replace(_NOISE, title="Noise on the counts"),
+            Stage("The winners label the public inputs"),
+            Stage("A student learns from them"),
+            _MODEL,
+        )
+    ),
+}
+"""By the name that a record gives the place."""
+
+
+def way_of(record: RunRecord, ledger: Ledger) -> Way:
+    """The way of a run's records, with its own numbers; where the record names no place, the ledger tells it."""
+    name = record.place if record.place in WAYS else _place(ledger)
+    way = WAYS[name]
+    if not isinstance(ledger.guarantee, Claimed):
+        way = replace(way, around=None, passing="")
+    return replace(way, stages=tuple(_told(stage, record, ledger) for stage in way.stages))
+
+
+def _told(stage: Stage, record: RunRecord, ledger: Ledger) -> Stage:
+    """A stage with what the ledger and the record say of it."""
+    event, count = _most_frequent(ledger)
+    inner = _innermost(event)
+    if stage == _RECORDS:
+        return replace(stage, detail=f"{record.data.training_records:,} of {record.data.name}")
+    if stage == _SAMPLE and isinstance(event, PoissonSampled):
+        return replace(stage, detail=f"each with probability {share(event.rate)}")
+    if stage.title.startswith("A step") and not stage.detail:
+        return replace(stage, detail=times(count))
+    if stage == _SUM and isinstance(inner, Gaussian):
+        return replace(stage, detail=f"Gaussian, {number(inner.noise_multiplier)} C")
+    if stage == _DATA and record.synthetic:
+        return replace(stage, detail=f"{record.synthetic.rows:,} rows: the release")
+    return stage
+
+
+def _place(ledger: Ledger) -> str:
+    event, _ = _most_frequent(ledger)
+    inner = _innermost(event)
+    if isinstance(inner, NoisyVotes):
+        return "votes"
+    if isinstance(inner, PureEpsilon | GroupedL2 | IsotropicL2 | Laplace):
+        return "shaped gradient"
+    if isinstance(inner, CovarianceRelease) or (0 < len(ledger) <= FEW and not isinstance(event, PoissonSampled)):
+        return "moments"
+    return "gradient"
+
+
+def _most_frequent(ledger: Ledger) -> tuple[Event | None, int]:
+    """The use that happened most often, and of several such the last one: a step of the training, if there is one."""
+    counts = Counter[Event]()
+    for event, count in ledger.event.leaves():
+        counts[event] += count
+    if not counts:
+        return None, 0
+    return max(reversed(list(counts.items())), key=lambda entry: entry[1])
+
+
+def _innermost(event: Event | None) -> Event | None:
+    while event is not None and event.inner:
+        event = event.inner[0]
+    return event
