@@ -90,6 +90,56 @@ def test_one_record_moves_a_step_by_no_more_than_the_norm(clipping: str, physica
     assert 0.02 < moved <= (1 / 20) * (1 + 1e-3)
 
 
+def test_layers_that_are_clipped_apart_are_one_release() -> None:
+    """One sampling and one noise on the joint sensitivity, not a sampling for each layer (the first DP-SGD code)."""
+    settings: dict[str, Any] = {"max_grad_norm": None, "clipping": PerLayerClipping(1.0)}
+    run(*(made := make(**settings)))
+    assert list(made[2].ledger) == [(PoissonSampled(0.2, Gaussian(1.0)), 6)]
+    model, zeros = (
+        nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(2))),
+        TensorDataset(torch.zeros(100, 100)),
+    )
+    model, optimizer, private = private_for(model, zeros, steps=1, **settings)
+    start = flat(model).clone()
+    for (x,) in private.batches():
+        model(x).sum().backward()
+        optimizer.step()
+    # Two layers of norm 1 / sqrt(2): the noise on each coordinate is that of the whole norm. Chi-square, false-alarm rate 1e-6.
+    chi = float(((flat(model) - start) * 40).double().square().sum())
+    assert 1e-6 < stats.chi2.cdf(chi, len(start)) < 1 - 1e-6
+
+
+@pytest.mark.parametrize("physical", [None, 3])
+def test_masked_losses_keep_the_bound_and_a_masked_record_has_no_say(physical: int | None) -> None:
+    """Tokens without a label; a mean over those that have one would mix records, and is refused."""
+    x = torch.randn(20, 4, 5, generator=torch.Generator().manual_seed(1))
+    y = torch.randint(2, (20, 4), generator=torch.Generator().manual_seed(2))
+    y[:, 3] = y[7:9] = -100
+    x[5] *= 1000.0
+
+    def ended(kept: list[int], reduction: str = "sum") -> Tensor:
+        model, optimizer, private = private_for(
+            network(),
+            TensorDataset(x[kept], y[kept]),
+            batch_size=20,
+            public_size=20,
+            steps=1,
+            physical_batch_size=physical,
+        )
+        for inputs, labels in private.batches():
+            F.cross_entropy(
+                model(inputs).flatten(0, 1), labels.flatten(), ignore_index=-100, reduction=reduction
+            ).backward()
+            optimizer.step()
+        return flat(model)
+
+    whole = ended(list(range(20)))
+    assert 0.02 < float((whole - ended([i for i in range(20) if i != 5])).norm()) <= (1 / 20) * (1 + 1e-3)
+    torch.testing.assert_close(whole, ended([i for i in range(20) if i not in (7, 8)]), atol=1e-7, rtol=1e-5)
+    with pytest.raises(PrivetError, match="ignored"):
+        ended(list(range(20)), "mean")
+
+
 def test_batches_are_poisson_sampled_and_not_shuffled() -> None:
     """Every record joins with the rate, sizes vary as a binomial, and a record may come twice in an epoch.
 
@@ -292,6 +342,16 @@ def test_tied_weights_train_and_keep_the_bound() -> None:
     assert 0.01 < float((ends[0] - ends[1]).norm()) <= 0.5 / 20 * (1 + 1e-3)
 
 
+def test_a_batch_norm_is_refused_before_anything_is_spent_and_its_repair_trains() -> None:
+    broken = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+    model, optimizer, private = private_for(broken, data())
+    with pytest.raises(PrivetError, match=r"privet\.fix"):
+        run(model, optimizer, private)
+    assert len(private.ledger) == 0
+    run(*(made := private_for(privet.fix(broken), data())))
+    assert made[2].steps_done == 6 and bool(flat(made[0]).isfinite().all())
+
+
 # --- what users ask for again and again -------------------------------------------------------------------------------
 
 
@@ -397,6 +457,17 @@ def test_views_and_augmentation_in_a_method() -> None:
         noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, views=4, augment=shifted, seed=0,
     )  # fmt: skip
     assert trained.steps == 3 and all(size % 4 == 0 for size in seen)
+
+
+def test_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step may be joined from processes that each draw batches and noise of their own."""
+    model = nn.DataParallel(network())
+    with pytest.raises(InputError, match=r"DataParallel.*model\.module"):
+        privet.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), **KNOWN)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(InputError, match="several processes"):
+        make()
 
 
 def test_workers_that_draw_ahead_change_nothing() -> None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -121,6 +122,7 @@ def make_private(
         raise InputError("Give either epochs or steps.")
     models = (model,) if isinstance(model, nn.Module) else tuple(model)
     optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    _refuse_several_processes(models)
     with ExitStack() as undo:
         run = _run_folder(folder, resume, ledger, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger()
@@ -171,6 +173,22 @@ def make_private(
         )
         undo.pop_all()
     return private
+
+
+def _refuse_several_processes(models: Sequence[nn.Module]) -> None:
+    """Each process would draw batches and noise of its own, and the gradients would be joined outside the plan."""
+    for each in models:
+        if isinstance(each, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise InputError(
+                f"{type(each).__name__} joins gradients of several devices, which no plan accounts for: give the model that is "
+                f"in it (model.module), and train it in one process."
+            )
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        raise InputError("This is one of several processes that train together, which no plan accounts for: start one.")
 
 
 def _opened(
