@@ -12,7 +12,7 @@ from privet.cli import demo as verb
 from privet.errors import PrivetError
 from privet.report import RunRecord, load_model
 
-FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html"]
+FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html", "steps.csv"]
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from privet.cli import app
 from privet.data import load
 from privet.report import RunRecord
 
-FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html"]
+FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html", "steps.csv"]
 
 
 def privet(*arguments: object):

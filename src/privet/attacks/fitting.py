@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from privet.attacks.answers import Classifier, Outputs, as_inputs, class_scores
+from privet.data import Progress
 from privet.errors import InputError
 
 Train = Callable[[tuple[Tensor, Tensor], torch.Generator], Classifier]
@@ -25,12 +26,14 @@ class Fitting:
     Attributes:
         build: makes a module; it is called once for each model, under a seed of its own.
         epochs, batch_size, learning_rate: as usual; the last batch of an epoch is dropped if it is not full.
+        progress: called with what is done, the steps so far and the steps in all.
     """
 
     build: Callable[[], nn.Module]
     epochs: int = 30
     batch_size: int = 64
     learning_rate: float = 1e-3
+    progress: Progress | None = None
 
     def __call__(self, records: tuple[Tensor, Tensor], generator: torch.Generator) -> nn.Module:
         inputs, labels = as_inputs(records[0]), torch.as_tensor(records[1])
@@ -68,16 +71,21 @@ class Fitting:
             epochs.append(members.gather(1, order).view(models, steps, size))
         return torch.cat(epochs, dim=1)
 
+    def _tell(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress("Training shadow models", done, total)
+
     def _one_by_one(
         self, models: Sequence[nn.Module], inputs: Tensor, labels: Tensor, batches: Tensor
     ) -> Sequence[nn.Module]:
-        for model, steps in zip(models, batches, strict=True):
+        for place, (model, steps) in enumerate(zip(models, batches, strict=True)):
             model.train()
             optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
-            for chosen in steps:
+            for number, chosen in enumerate(steps, 1):
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs[chosen]), labels[chosen]).backward()
                 optimizer.step()
+                self._tell(place * len(steps) + number, len(models) * len(steps))
             model.eval()
         return models
 
@@ -88,11 +96,12 @@ class Fitting:
         step = _vectorised_gradient(models[0])
         # Adam works element by element: on the stacked parameters it is one Adam for each model.
         optimizer = torch.optim.Adam(list(parameters.values()), lr=self.learning_rate)
-        for chosen in batches.unbind(1):
+        for number, chosen in enumerate(batches.unbind(1), 1):
             gradients = step(parameters, buffers, inputs[chosen], labels[chosen])
             for name, parameter in parameters.items():
                 parameter.grad = gradients[name]
             optimizer.step()
+            self._tell(number, batches.shape[1])
         with torch.no_grad():
             for number, model in enumerate(models):
                 for name, parameter in model.named_parameters():

@@ -6,6 +6,7 @@ from privet.audit.canaries import Canaries, mislabelled, out_of_distribution
 from privet.audit.claim import Claim
 from privet.audit.guessing import audit_guesses
 from privet.audit.one_step import step
+from privet.audit.recorded import recorded
 from privet.audit.releases import release
 from privet.audit.result import Audit
 from privet.audit.threshold import audit_scores
@@ -26,6 +27,7 @@ __all__ = [
     "mechanism",
     "mislabelled",
     "out_of_distribution",
+    "recorded",
     "release",
     "step",
     "trainer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from privet.audit.bounds import ClopperPearson, TwoSampleBound
 from privet.audit.claim import Claim, Claimed
 from privet.audit.result import Audit
 from privet.audit.threshold import audit_scores
+from privet.data import Progress
 from privet.errors import InputError, PrivetError
 from privet.privacy import Relation
 
@@ -37,6 +39,7 @@ def mechanism(
     name: str | None = None,
     setting: str = "",
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Audit:
     """Bound the epsilon of a mechanism from below by calling it on two neighbouring data sets.
 
@@ -57,19 +60,28 @@ def mechanism(
         confidence: of the bound.
         bound: another bound than Clopper-Pearson.
         relation: what makes the two data sets neighbours, for a claim by events.
+        progress: called with what is done, the draws so far and the draws in all.
     """
     if draws < 40:
         raise InputError(f"An audit needs at least 40 draws, and {draws} were asked for.")
     chosen = bound or ClopperPearson(delta, confidence)
     claim = Claim.of(claimed, delta, relation)
-    releases = [_drawn(fn, records, draws, seed + side) for side, records in enumerate((data, neighbour))]
+    called = name or getattr(fn, "__name__", type(fn).__name__).replace("_", " ")
+
+    def tell(before: int, done: int) -> None:
+        if progress is not None:
+            progress(f"Auditing: {called}", before + done, 2 * draws)
+
+    releases = [
+        _drawn(fn, records, draws, seed + side, partial(tell, side * draws))
+        for side, records in enumerate((data, neighbour))
+    ]
     if score is not None:
         members, others = (np.array([float(score(release)) for release in side]) for side in releases)
         chosen_on = 0.25
     else:
         members, others = learnt_scores(*(_matrix(side) for side in releases))
         chosen_on = 0.5
-    called = name or getattr(fn, "__name__", type(fn).__name__).replace("_", " ")
     return audit_scores(members, others, claim=claim, bound=chosen, name=called, setting=setting, chosen_on=chosen_on)
 
 
@@ -92,9 +104,13 @@ def learnt_scores(members: Array, others: Array) -> tuple[Array, Array]:
     return model.decision_function(features(members)), model.decision_function(features(others))
 
 
-def _drawn(fn: Mechanism, records: Any, draws: int, seed: int) -> list[Any]:
+def _drawn(fn: Mechanism, records: Any, draws: int, seed: int, tell: Callable[[int], None]) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
-    return [fn(records, generator) for _ in range(draws)]
+    drawn = []
+    for done in range(1, draws + 1):
+        drawn.append(fn(records, generator))
+        tell(done)
+    return drawn
 
 
 def _matrix(releases: Sequence[Any]) -> Array:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from privet.clipping import (
     MovingClipping,
     PerLayerClipping,
 )
+from privet.data import Progress
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.noise import GaussianNoise, GroupedL2Noise, IsotropicL2Noise, NoisePlan, ProductLaplaceNoise
@@ -96,6 +99,7 @@ def step(
     bound: TwoSampleBound | None = None,
     name: str = "One step of DP-SGD",
     seed: int | None = 0,
+    progress: Progress | None = None,
 ) -> Audit:
     """Audit one step: sampling, per-example gradients, clipping, noise and release, as training runs them.
 
@@ -112,8 +116,13 @@ def step(
     plan = Plan(PoissonSampling(rate), clipping, noise or GaussianNoise(noise_multiplier), 1, PUBLIC_RECORDS)
     laboratory = _Laboratory.of(plan, seed)
     ledger = Ledger()
+
+    def tell(before: int, done: int) -> None:
+        if progress is not None:
+            progress(f"Auditing: {name}", before + done, 2 * draws)
+
     members, others = (
-        laboratory.scores(records, draws, ledger) for records in (len(CANARY_LAST), len(CANARY_LAST) - 1)
+        laboratory.scores(len(CANARY_LAST) - side, draws, ledger, partial(tell, side * draws)) for side in (0, 1)
     )
     ((event, _),) = ledger  # every draw recorded the same event
     return audit_scores(
@@ -151,17 +160,21 @@ class _Laboratory:
             laboratory.change[key] = (tensor - nothing.tensors[key]).double() / (scale * scale)
         return laboratory
 
-    def scores(self, records: int, draws: int, ledger: Ledger) -> NDArray[np.float64]:
+    def scores(
+        self, records: int, draws: int, ledger: Ledger, tell: Callable[[int], None] = lambda done: None
+    ) -> NDArray[np.float64]:
         """The log-likelihood ratio of as many releases, up to a constant and a rising function."""
         # A clipping that moves looks at what one release holds, and other noise may depend on how many coordinates
         # there are: these are drawn one by one.
         together = isinstance(self.plan.noise, GaussianNoise) and not isinstance(self.plan.clipping, MovingClipping)
         most = MANY if together else 1
-        found = [
-            self._released(batch, min(most, count - start), ledger)
-            for batch, count in self._batches(records, draws).items()
-            for start in range(0, count, most)
-        ]
+        found: list[Tensor] = []
+        done = 0
+        for batch, count in self._batches(records, draws).items():
+            for start in range(0, count, most):
+                found.append(self._released(batch, min(most, count - start), ledger))
+                done += len(found[-1])
+                tell(done)
         # The draws came batch by batch; in random order, every part of them is a sample.
         return np.random.default_rng(draws).permutation(torch.cat(found).numpy())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from privet.audit.black_box import mechanism
 from privet.audit.bounds import GaussianTradeOff
 from privet.audit.result import Audit
-from privet.data import Split
+from privet.data import Progress, Split
 from privet.methods.statistics import private_mean, private_second_moment
 from privet.privacy import Ledger
 from privet.randomness import Randomness
@@ -50,6 +50,7 @@ def release(
     draws: int = 8000,
     confidence: float = 0.99,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Audit:
     """Audit a release of `privet.methods.statistics`; the claim is the event that it writes to its ledger.
 
@@ -77,4 +78,5 @@ def release(
         name=f"Private {kind.replace('-', ' ')}",
         setting="two records, and a third far above the bound",
         seed=seed,
+        progress=progress,
     )

@@ -12,6 +12,7 @@ from privet.audit.claim import Claim
 from privet.audit.guessing import audit_guesses
 from privet.audit.result import Audit
 from privet.clipping import FlatClipping
+from privet.data import Progress
 from privet.gradients import Engine
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger
@@ -31,6 +32,7 @@ def training(
     confidence: float = 0.99,
     name: str = "DP-SGD, a whole training",
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Audit:
     """Audit sampling, clipping, noise and accounting of a whole training.
 
@@ -44,8 +46,13 @@ def training(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     plan = Plan(PoissonSampling(rate), FlatClipping(1.0), GaussianNoise(noise_multiplier), steps, canaries)
     scores = torch.zeros(canaries, dtype=torch.float64)
+    done = 0
 
     def see(*_: object) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(f"Auditing: {name}", done, steps)
         gradient: Tensor | None = model.weight.grad
         assert gradient is not None
         ratio = (2 * gradient[0].double() * plan.expected_batch_size - 1) / (2 * noise_multiplier**2)

@@ -141,15 +141,15 @@ def _by_shadows(
     from privet.attacks import Fitting, fresh, lira, membership
 
     generator = torch.Generator().manual_seed(seed)
-    with computing() as features:
-        part, train, test = _trained_part(model, dataset, records, generator, features)
-    fitting = Fitting(lambda: fresh(part), epochs=epochs)
-    half = len(test[0]) // 2
-    if kind is Attack.shadow:
-        others, population = (test[0][:half], test[1][:half]), (test[0][half:], test[1][half:])
-        roc = membership(part, train, others, attack="shadow", train=fitting, population=population, seed=seed)
-        return "Shadow model (trained without noise)", roc
-    found = lira(part, train, test, fitting, generator, shadows=shadows)
+    with computing() as progress:
+        part, train, test = _trained_part(model, dataset, records, generator, progress)
+        fitting = Fitting(lambda: fresh(part), epochs=epochs, progress=progress)
+        half = len(test[0]) // 2
+        if kind is Attack.shadow:
+            others, population = (test[0][:half], test[1][:half]), (test[0][half:], test[1][half:])
+            roc = membership(part, train, others, attack="shadow", train=fitting, population=population, seed=seed)
+            return "Shadow model (trained without noise)", roc
+        found = lira(part, train, test, fitting, generator, shadows=shadows)
     return f"LiRA ({shadows} shadow models, {found.how.split(':')[0]}, without noise)", found.roc
 
 

@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privet.cli.program import AsJson, app
+from privet.cli.progress import computing
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,87 +66,58 @@ def audit(
     """
     if (run is None) == (method is None):
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
-    from privet.audit import training
+    asked: dict[str, Any] = {"delta": delta, "draws": draws, "confidence": confidence, "seed": seed}
+    with computing() as progress:
+        if run is not None:
+            found = _of_run(run, canaries, {**asked, "progress": progress})
+        elif method is Method.dpsgd:
+            found = _dpsgd(clipping, noise, rate, steps, canaries, {**asked, "progress": progress})
+        elif method is Method.optimized_noise:
+            found = _optimised(noise, rate, {**asked, "progress": progress})
+        else:
+            assert method is not None
+            from privet.audit import release
 
-    if method is Method.optimized_noise:
-        _say(_optimised(noise, rate, delta, draws, confidence, seed), None, as_json)
-        return
-    if method not in (None, Method.dpsgd):
-        _say([_release(method.value, noise, delta, draws, confidence, seed)], None, as_json)
-        return
-    kinds = [Clip.flat] if run is not None else list(Clip)[1:] if clipping is Clip.every else [clipping]
-    if run is not None:
-        delta, rate, noise, steps = _recorded(run)
-    found = [_one_step(kind.value, noise, rate, delta, draws, confidence, seed) for kind in kinds]
-    if steps > 1:
-        whole = training(
-            rate=rate,
-            noise_multiplier=noise,
-            steps=steps,
-            delta=delta,
-            canaries=canaries,
-            confidence=confidence,
-            name=f"DP-SGD, {steps:,} steps",
-            seed=seed,
-        )
-        found.append(whole)
+            found = [release(method.value, noise, **asked, progress=progress)]
     _say(found, run, as_json)
 
 
-def _one_step(kind: str, noise: float, rate: float, delta: float, draws: int, confidence: float, seed: int) -> Audit:
-    from privet.audit import step
+def _of_run(run: Path, canaries: int, asked: dict[str, Any]) -> list[Audit]:
+    from privet.audit import recorded
+    from privet.report import RunRecord
+
+    record = RunRecord.read(run)
+    try:
+        return list(recorded(record.open_ledger(run), **{**asked, "delta": record.delta}, canaries=canaries))
+    except InputError as error:
+        raise InputError(f"{run}: {error}") from None
+
+
+def _dpsgd(clipping: Clip, noise: float, rate: float, steps: int, canaries: int, asked: dict[str, Any]) -> list[Audit]:
+    from privet.audit import step, training
     from privet.audit.one_step import clippings
 
-    name = f"One step of DP-SGD, {kind} clipping"
-    return step(
-        clippings()[kind], noise, rate=rate, delta=delta, draws=draws, confidence=confidence, name=name, seed=seed
-    )
+    kinds = list(Clip)[1:] if clipping is Clip.every else [clipping]
+    found = [
+        step(clippings()[kind.value], noise, rate=rate, name=f"One step of DP-SGD, {kind.value} clipping", **asked)
+        for kind in kinds
+    ]
+    if steps > 1:
+        whole = {name: value for name, value in asked.items() if name != "draws"}
+        name = f"DP-SGD, {steps:,} steps"
+        found.append(training(rate=rate, noise_multiplier=noise, steps=steps, canaries=canaries, name=name, **whole))
+    return found
 
 
-def _optimised(noise: float, rate: float, delta: float, draws: int, confidence: float, seed: int) -> list[Audit]:
+def _optimised(noise: float, rate: float, asked: dict[str, Any]) -> list[Audit]:
     from privet.audit import step
     from privet.audit.one_step import noises
     from privet.clipping import FlatClipping
 
     return [
-        step(
-            FlatClipping(1.0),
-            noise=kind,
-            rate=rate,
-            delta=delta,
-            draws=draws,
-            confidence=confidence,
-            name=f"One step, {name} noise",
-            seed=seed,
-        )
+        step(FlatClipping(1.0), noise=kind, rate=rate, name=f"One step, {name} noise", **asked)
         for name, kind in noises(1 / noise).items()
     ]
-
-
-def _release(kind: str, noise: float, delta: float, draws: int, confidence: float, seed: int) -> Audit:
-    from privet.audit import release
-
-    return release(kind, noise, delta=delta, draws=draws, confidence=confidence, seed=seed)
-
-
-def _recorded(run: Path) -> tuple[float, float, float, int]:
-    """The delta of a run, and the rate, noise and number of its most frequent step, from its ledger."""
-    from privet.privacy import Gaussian, PoissonSampled
-    from privet.report import RunRecord
-
-    record = RunRecord.read(run)
-    steps: list[tuple[int, float, float]] = []
-    for event, count in record.open_ledger(run):
-        rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
-        if isinstance(inner, Gaussian):
-            steps.append((count, rate, inner.noise_multiplier))
-    if not steps:
-        raise InputError(
-            f"{run}: its ledger holds no steps of (sampled) Gaussian noise, and only these can be audited again; "
-            f"audit other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."
-        )
-    count, rate, noise = max(steps)
-    return record.delta, rate, noise, count
 
 
 def _say(found: list[Audit], run: Path | None, as_json: bool) -> None:

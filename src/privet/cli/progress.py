@@ -43,15 +43,16 @@ def fetching() -> Iterator[Fetched | None]:
 
 @contextmanager
 def computing() -> Iterator[Fetched]:
-    """Records that go through a fixed transform: how many are done."""
-    with training(0.0) as show:
+    """Other long work, such as features, shadow models or an audit: what it is, how much is done, and of how much."""
+    with training(0.0, "Starting") as show:
         yield lambda what, done, total: show({"what": what, "step": done, "steps": total})
 
 
 @contextmanager
-def training(delta: float) -> Iterator[Stepped]:
+def training(delta: float, first: str = "Calibrating the noise") -> Iterator[Stepped]:
     """The steps of a training: loss, epsilon so far (with its delta) and the time left.
 
+    Until the first step it says `first`.
     Something without a loss is other work, which is shown in the same place under the name that it gives as "what".
     """
     if not sys.stderr.isatty():
@@ -68,7 +69,7 @@ def training(delta: float) -> Iterator[Stepped]:
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("Calibrating the noise", total=None, standing="")
+        task = bars.add_task(first, total=None, standing="")
 
         def show(step: Mapping[str, Any]) -> None:
             what, done, total = step.get("what", "Training"), step["step"], step["steps"]

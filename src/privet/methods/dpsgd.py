@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from torch.optim import Optimizer
 from privet.data import Split
 from privet.privacy import Ledger
 from privet.training import BudgetExhausted, Plan, Private, make_private
+from privet.training.standing import OnStep as OnStep
+from privet.training.standing import Standing
 
-_LOOK_SECONDS = 0.2
-OnStep = Callable[[dict[str, Any]], None]
 Loss = Callable[[Any, Tensor], Tensor]
 
 
@@ -94,7 +93,7 @@ def _loop(
     test: Split | None,
     on_step: OnStep | None,
 ) -> None:
-    epsilon, looked = 0.0, 0.0
+    standing = Standing(private)
     for inputs, labels in private.batches() if private.steps_done < private.plan.steps else ():
         before = private.steps_done
         if views > 1:
@@ -110,10 +109,7 @@ def _loop(
             continue
         history.losses.append(float(value.detach()))
         if on_step is not None:
-            if time.monotonic() - looked > _LOOK_SECONDS or step == private.plan.steps:
-                epsilon, looked = private.spent().epsilon, time.monotonic()
-            standing = {"epsilon": epsilon, "guarantee": private.ledger.guarantee}
-            on_step({"step": step, "steps": private.plan.steps, "loss": history.losses[-1], **standing})
+            on_step({"loss": history.losses[-1], **standing()})
         if step // private.steps_per_epoch > history.last_step // private.steps_per_epoch:
             history.add(private, model, test)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from torch import Tensor
 from privet.data import Split
 from privet.errors import InputError
 from privet.privacy import Ledger, Relation
+from privet.training.standing import OnStep as OnStep
 
 LABELS = ("protected", "public")
-OnStep = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)

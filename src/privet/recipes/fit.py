@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from privet.recipes.recipe import Recipe, Settings
 from privet.recipes.releases import Releases
 from privet.training import Plan
 from privet.training.folder import RunFolder
+from privet.training.standing import OnStep
 
 _NUMBERS_AT_ONCE = 2**22
-
-OnStep = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, eq=False)

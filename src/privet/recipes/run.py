@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,13 +32,12 @@ from privet.report import (
     versions,
 )
 from privet.report.data_mark import mark_of
-
-FILES = ("ledger.jsonl", "model.safetensors", "record.json", "CARD.md", "card.json", "report.html")
+from privet.training.folder import LEDGER
+from privet.training.logs import logged
+from privet.training.standing import OnStep
 
 WORKING_FILES = ("checkpoint-*.safetensors", "releases.safetensors", "released.txt", "lock")
 """What a run needs to go on, and is not for release: removed when it is finished."""
-
-OnStep = Callable[[dict[str, Any]], None]
 
 
 def run(
@@ -65,18 +64,19 @@ def run(
     other runs on these records that the card counts, as `privet.report.find_others` gives them.
     """
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    fitted = fit(
-        recipe,
-        dataset,
-        epsilon=epsilon,
-        delta=delta,
-        method=method,
-        seed=seed,
-        folder=out,
-        resume=resume,
-        on_step=on_step,
-        progress=progress,
-    )
+    with logged(out, on_step) as log:
+        fitted = fit(
+            recipe,
+            dataset,
+            epsilon=epsilon,
+            delta=delta,
+            method=method,
+            seed=seed,
+            folder=out,
+            resume=resume,
+            on_step=log,
+            progress=progress,
+        )
     public = (source or dataset.name) in CATALOGUE
     about = DataSummary(
         name=dataset.name,
@@ -109,8 +109,10 @@ def staged(out: Path) -> Iterator[Path]:
         yield staging
         out.mkdir(parents=True, exist_ok=True)
         # The ledger first: the record names the ledger's hash, so a crash in between is noticed, not hidden.
-        for name in FILES:
-            (staging / name).replace(out / name)
+        for path in sorted(staging.iterdir(), key=lambda path: path.name != LEDGER):
+            if (out / path.name).is_dir():
+                shutil.rmtree(out / path.name)
+            path.replace(out / path.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from privet.data import Dataset, Progress
 from privet.data.whole import write_whole
@@ -20,12 +19,12 @@ from privet.recipes.fit import fit
 from privet.recipes.methods import method_named
 from privet.recipes.recipe import Published, Recipe
 from privet.report.plain import MisfitError, build
+from privet.training.standing import OnStep
 
 _POINTS = 60
 """How many points of a curve are kept."""
 
 OnResult = Callable[["Result"], None]
-OnStep = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -20,8 +19,8 @@ from privet.report.data_mark import mark_of
 from privet.synthesis import attacks
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
-
-OnStep = Callable[[dict[str, Any]], None]
+from privet.training.logs import logged
+from privet.training.standing import OnStep
 
 
 def run(
@@ -48,8 +47,8 @@ def run(
     names = check_students(students or default_students(dataset), dataset.shape)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
-    with Ledger(out / "ledger.jsonl", relation=method.relation) as ledger:
-        made = method.synthesize(dataset.train, order, ledger, on_step)
+    with Ledger(out / "ledger.jsonl", relation=method.relation) as ledger, logged(out, on_step) as log:
+        made = method.synthesize(dataset.train, order, ledger, log)
     head = made.ledger.head
     spent = Ledger.open(out / "ledger.jsonl", head=head, read_only=True).spent(order.delta)
     title = f"Artificial {_TITLES.get(dataset.name, dataset.name)}"

@@ -23,6 +23,7 @@ from privet.training.limit import Limit
 from privet.training.optimizers import check_optimizers, guard, unguard
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
+from privet.training.standing import OnStep, Standing
 from privet.training.state import Stateful, restore, state_of
 
 
@@ -92,16 +93,17 @@ class Private:
         """What the recorded steps cost, with everything that must travel with epsilon."""
         return self.ledger.spent(self.delta)
 
-    def batches(self, *, steps: int | None = None, progress: bool = False) -> Batches:
+    def batches(self, *, steps: int | None = None, progress: bool = False, on_step: OnStep | None = None) -> Batches:
         """The physical batches of all remaining steps, or of the next `steps`.
 
         For each one: zero_grad, loss, backward, optimizer.step. An empty batch is a step that the loop does not see.
+        `on_step` gets a dictionary after each step, as `privet.training.standing` says.
         """
         if steps is not None and steps < 1:
             raise InputError(f"batches(steps=...) takes at least one step, not {steps}.")
         self._check_limit(self.steps_done)
         left = self.plan.steps - self.steps_done
-        return Batches(self, left if steps is None else min(steps, left), progress)
+        return Batches(self, left if steps is None else min(steps, left), progress, on_step)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -164,15 +166,15 @@ class Private:
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def _run(self, steps: int, progress: bool) -> Generator[Any]:
+    def _run(self, steps: int, progress: bool, on_step: OnStep | None) -> Generator[Any]:
         before = self._running()
         if before is not None:
             before.close()  # a loop that an error has left, and that a traceback still holds
-        loop = self._loop(steps, progress)
+        loop = self._loop(steps, progress, on_step)
         self._running = ref(loop)
         return loop
 
-    def _loop(self, steps: int, progress: bool) -> Generator[Any]:
+    def _loop(self, steps: int, progress: bool, on_step: OnStep | None) -> Generator[Any]:
         self._records.check(self.plan)
         self._check_parameters()
         wanted = self.steps_done + steps
@@ -181,6 +183,7 @@ class Private:
             stack.enter_context(self.engine)
             stack.callback(self._forget)
             tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
+            standing = Standing(self)
             self._continue_streams()
             for part, batch in self._records.batches(self.plan, self.randomness, range(self.steps_done, end)):
                 if part.first:
@@ -196,6 +199,8 @@ class Private:
                 self._part = self._batch = None
                 if part.last and tick is not None:
                     tick(lambda: self.spent().epsilon)
+                if part.last and on_step is not None:
+                    on_step(standing())
                 if part.last and self._is_due():
                     self.save()
         if end < wanted:
@@ -322,14 +327,14 @@ class Batches:
     A step is usually one batch: none where nobody was drawn, several where `physical_batch_size` divides it.
     """
 
-    def __init__(self, private: Private, steps: int, progress: bool) -> None:
-        self._private, self._steps, self._progress = private, steps, progress
+    def __init__(self, private: Private, steps: int, progress: bool, on_step: OnStep | None) -> None:
+        self._private, self._steps, self._progress, self._on_step = private, steps, progress, on_step
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Generator[Any]:
-        return self._private._run(self._steps, self._progress)
+        return self._private._run(self._steps, self._progress, self._on_step)
 
 
 def step_name(number: int) -> str:

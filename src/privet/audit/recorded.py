@@ -1,0 +1,79 @@
+"""Audits of what a ledger says was done: its most frequent step, once and as often as it happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from privet.audit.one_step import noises, step
+from privet.audit.result import Audit
+from privet.audit.whole_run import training
+from privet.clipping import FlatClipping
+from privet.data import Progress
+from privet.errors import InputError
+from privet.noise import NoisePlan
+from privet.privacy import Event, Gaussian, Ledger, PoissonSampled
+from privet.privacy.events import GroupedL2, IsotropicL2, PureEpsilon
+
+FEWER = 10
+"""Noise that is drawn release by release gets so many times fewer draws."""
+
+
+def recorded(
+    ledger: Ledger,
+    delta: float,
+    *,
+    draws: int = 20_000,
+    canaries: int = 1000,
+    confidence: float = 0.99,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Audit, ...]:
+    """Audit the mechanism that a run used, by the code that trains: its step, and a whole training of such steps.
+
+    The records of the run take no part. The whole training is audited where its noise is Gaussian.
+    """
+    rate, noise, count = _step(ledger)
+    settings: dict[str, Any] = {
+        "rate": rate,
+        "delta": delta,
+        "confidence": confidence,
+        "seed": seed,
+        "progress": progress,
+    }
+    if not isinstance(noise, Gaussian):
+        name, plan = _other(noise)
+        return (
+            step(FlatClipping(1.0), noise=plan, draws=max(40, draws // FEWER), name=f"One step, {name}", **settings),
+        )
+    one = "One step of DP-SGD, flat clipping"
+    found = [step(FlatClipping(1.0), noise.noise_multiplier, draws=draws, name=one, **settings)]
+    if count > 1:
+        whole = f"DP-SGD, {count:,} steps"
+        found.append(
+            training(noise_multiplier=noise.noise_multiplier, steps=count, canaries=canaries, name=whole, **settings)
+        )
+    return tuple(found)
+
+
+def _step(ledger: Ledger) -> tuple[float, Event, int]:
+    """The rate, the noise and the number of the most frequent step that can be audited again."""
+    counts = Counter[Event]()
+    for event, count in ledger.event.leaves():
+        counts[event] += count
+    for event, count in counts.most_common():
+        rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
+        if isinstance(inner, Gaussian | PureEpsilon | GroupedL2 | IsotropicL2):
+            return rate, inner, count
+    raise InputError(
+        "the ledger holds no steps of (sampled) Gaussian or optimised noise, and only these can be audited again; audit "
+        "other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."
+    )
+
+
+def _other(noise: Event) -> tuple[str, NoisePlan]:
+    """A pure-epsilon noise of the same cost, with the weights that hide the canary least."""
+    if isinstance(noise, IsotropicL2):
+        return "isotropic L2 noise", noises(1 / noise.noise_multiplier)["isotropic L2"]
+    assert isinstance(noise, PureEpsilon | GroupedL2)
+    return "grouped L2 noise", noises(noise.epsilon)["grouped L2"]
