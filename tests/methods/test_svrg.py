@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from privet.errors import InputError
 from privet.gradients import Engine
 from privet.methods import svrg
 from privet.noise import GaussianNoise
-from privet.privacy import Gaussian, Ledger, PoissonSampled
+from privet.privacy import Event, Gaussian, Ledger, PoissonSampled
 from privet.sampling import PoissonSampling
 from privet.training import Plan
 
@@ -123,6 +125,61 @@ def test_it_trains_digits() -> None:
     x, y = digits.test.tensors
     assert float((model(x).argmax(1) == y).double().mean()) > 0.85
     assert trained.ledger.spent(1e-5).epsilon <= 8.0
+
+
+# --- runs that are killed ---------------------------------------------------------------------------------------------
+
+
+def trained(
+    folder: Path, chosen: svrg.SnapshotPlan, *, seed: int | None, stop: int = 0, resume: bool = True
+) -> svrg.Trained:
+    """A run that is killed after so many of its steps; 0 means that it is not."""
+    torch.manual_seed(0)
+    model, done = nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 2)), 0
+
+    def stopping(_: int) -> None:
+        nonlocal done
+        done += 1
+        if done == stop:
+            raise KeyboardInterrupt
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return svrg.train(model, optimizer, records(), chosen, seed=seed, on_step=stopping, folder=folder, resume=resume)
+
+
+def test_a_seeded_run_continues_bit_for_bit(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", plan(), seed=3, resume=False)
+    for stop in (5, 1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "parts", plan(), seed=3, stop=stop)
+    parts = trained(tmp_path / "parts", plan(), seed=3)
+    assert parts.steps == whole.steps == 7 and list(parts.ledger) == list(whole.ledger)
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_release_counts_again_and_never_more_than_the_plan(tmp_path: Path) -> None:
+    chosen = plan(steps=12)
+    for stop in (5, 2):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path, chosen, seed=None, stop=stop)
+    end = trained(tmp_path, chosen, seed=None)
+    used = Counter[Event]()
+    for event, count in end.ledger:
+        used[event] += count
+    # Steps 3 and 4 were done three times and step 5 once, on three snapshots: the plan pays for no fifth one.
+    assert end.steps == 6 and used <= chosen.counted
+    assert used == Counter({chosen.differences.step_event(0): 10, chosen.snapshots.step_event(0): 4})
+
+
+def test_another_plan_is_not_continued(tmp_path: Path) -> None:
+    trained(tmp_path, plan(), seed=0)
+    with pytest.raises(InputError, match="was made with plan"):
+        trained(tmp_path, plan(noise_multiplier=2.0), seed=0)
+    with pytest.raises(InputError, match="leave out ledger"):
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        svrg.train(model, optimizer, records(), plan(), ledger=Ledger(), folder=tmp_path / "other")
 
 
 # --- the two releases, audited through the code that trains -----------------------------------------------------------

@@ -8,8 +8,13 @@ can be clipped to a small norm and need little noise.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +31,11 @@ from privet.privacy import Budget, Event, Ledger
 from privet.privacy.events import composed
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
-from privet.training import Plan
-from privet.training.step import Step
+from privet.training import Plan, RunFolder
+from privet.training.identity import data_fingerprint, describe
+from privet.training.private import step_name
+from privet.training.state import Stateful
+from privet.training.step import Record, Step
 
 
 @dataclass(frozen=True)
@@ -55,13 +63,22 @@ class SnapshotPlan:
     @property
     def event(self) -> Event:
         """What the whole plan does to the data, in the order in which it is done."""
-        steps, every = self.differences.steps, self.every
+        blocks = (self.block(number * self.every) for number in range(self.snapshots.steps))
         parts = (
-            self.snapshots.step_event(number)
-            + self.differences.events(number * every, min((number + 1) * every, steps))
-            for number in range(self.snapshots.steps)
+            self.snapshots.step_event(number) + self.differences.events(block.start, block.stop)
+            for number, block in enumerate(blocks)
         )
         return composed(*parts)
+
+    @cached_property
+    def counted(self) -> Counter[Event]:
+        """How often the plan does what."""
+        steps, whole = self.differences, self.snapshots
+        return Counter(map(steps.step_event, range(steps.steps))) + Counter(map(whole.step_event, range(whole.steps)))
+
+    def block(self, first: int) -> range:
+        """The steps on the snapshot that is taken before step `first`; none after the last."""
+        return range(first, min(first + self.every, self.differences.steps))
 
 
 def snapshot_plan(
@@ -124,24 +141,23 @@ def train(
     seed: int | None = None,
     physical_batch_size: int = 256,
     on_step: Callable[[int], None] | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
 ) -> Trained:
     """Train a classifier with variance-reduced private gradients; see `snapshot_plan`.
 
     Per-example gradients of the model and of its snapshot are held at once, for `physical_batch_size` records: this is for
     small models. `on_step` gets the number of steps that are done.
 
-    A run keeps no checkpoints. One that was killed starts anew, and what its ledger holds has been spent: give that ledger
-    again, and its event as `before` to `snapshot_plan`.
+    With a `folder` the run is saved after the steps of each snapshot, and `resume` goes on from there, as in
+    `privet.make_private`. A release then counts again what it does again, and ends as many snapshots earlier.
     """
-    ledger = ledger if ledger is not None else Ledger()
     if len(records) != plan.differences.records:
         raise InputError(f"The plan is for {plan.differences.records} records, and the data set has {len(records)}.")
+    if folder is not None and ledger is not None:
+        raise InputError("A run in a folder has its ledger there: leave out ledger.")
     randomness = Randomness.of(seed)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    snapshot, level = model, dict[str, Tensor]()
-
-    def record(event: Event, _: Mapping[str, Tensor]) -> None:
-        ledger.record(event)
 
     def gradients(network: nn.Module, indices: Tensor) -> PerExampleGradients:
         with Engine(network) as engine:
@@ -151,24 +167,102 @@ def train(
             loss(network(inputs), labels).backward()
             return engine.gradients()
 
-    for number in range(plan.differences.steps):
-        if number % plan.every == 0:
+    run = RunFolder(folder, resume=resume) if folder is not None else None
+    kept = _Kept(
+        plan, run, ledger if ledger is not None else Ledger(), {"model": model, "optimizer": optimizer}, randomness
+    )
+    with closing(kept):
+        kept.begin(data_fingerprint(records))
+        while kept.allows(plan.block(kept.step)):
             snapshot = copy.deepcopy(model)
-            whole = Step(plan.snapshots, number // plan.every, randomness)
+            whole = Step(plan.snapshots, kept.step // plan.every, randomness)
             for part in _parts(whole.sample(len(records)), physical_batch_size):
                 whole.add(gradients(snapshot, part), plan.snapshots.clipping)
-            level = whole.release(record).gradients
-        step = Step(plan.differences, number, randomness)
-        for part in _parts(step.sample(len(records)), physical_batch_size):
-            step.add(Difference(gradients(model, part), gradients(snapshot, part)), plan.differences.clipping)
-        released = step.release(record).gradients
-        for name, parameter in parameters.items():
-            parameter.grad = released[name] + level[name]
-        optimizer.step()
-        if on_step is not None:
-            on_step(number + 1)
+            level = whole.release(kept.recorder(f"snapshot {kept.step}")).gradients
+            for number in plan.block(kept.step):
+                step = Step(plan.differences, number, randomness)
+                for part in _parts(step.sample(len(records)), physical_batch_size):
+                    step.add(Difference(gradients(model, part), gradients(snapshot, part)), plan.differences.clipping)
+                released = step.release(kept.recorder(step_name(number))).gradients
+                for name, parameter in parameters.items():
+                    parameter.grad = released[name] + level[name]
+                optimizer.step()
+                if on_step is not None:
+                    on_step(number + 1)
+            kept.save(number + 1)
     optimizer.zero_grad()
-    return Trained(model, ledger, plan.differences, [], plan.differences.steps)
+    return Trained(model, kept.ledger, plan.differences, [], kept.step)
+
+
+class _Kept:
+    """Where a run stands, in a folder if it has one: saved after the steps of each snapshot.
+
+    Formal guarantees: the run's events in the ledger are never more than the plan's, however often it was killed.
+    """
+
+    def __init__(
+        self,
+        plan: SnapshotPlan,
+        run: RunFolder | None,
+        ledger: Ledger,
+        parts: Mapping[str, Stateful],
+        randomness: Randomness,
+    ) -> None:
+        self.ledger = run.ledger if run is not None else ledger
+        self.step = 0
+        self._plan, self._run, self._parts, self._randomness = plan, run, parts, randomness
+        self._first = len(self.ledger)
+        """Events that were in the ledger before the run."""
+
+    def begin(self, data: str) -> None:
+        """Say what the run is, and go to where it was saved."""
+        if self._run is None:
+            return
+        self._identity = {"plan": describe(self._plan), "seed": self._randomness.seed, "data": data}
+        self._run.begin(self._identity, seeded=self._randomness.reproducible)
+        state = self._run.state
+        if state is None:
+            self.save(0)
+            return
+        self.step, self._first = state["step"], state["first"]
+        self._randomness.restore(state["streams"])
+        if state["torch"] is not None:
+            torch.set_rng_state(state["torch"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+
+    def allows(self, block: range) -> bool:
+        """Whether the plan still pays for a snapshot and its steps; those that are repeated exactly are paid for."""
+        if not block:
+            return False
+        names = {f"snapshot {block[0]}": self._plan.snapshots.step_event(block[0] // self._plan.every)}
+        names |= {step_name(number): self._plan.differences.step_event(number) for number in block}
+        fresh = Counter(event for name, event in names.items() if self._run is None or not self._run.holds(name))
+        return self._used() + fresh <= self._plan.counted
+
+    def recorder(self, name: str) -> Record:
+        if self._run is not None:
+            return partial(self._run.record, name)
+        return lambda event, _: self.ledger.record(event)
+
+    def save(self, step: int) -> None:
+        self.step = step
+        if self._run is not None:
+            state: dict[str, Any] = {name: part.state_dict() for name, part in self._parts.items()}
+            streams = self._randomness.state()
+            state |= {"identity": self._identity, "first": self._first, "streams": streams}
+            self._run.save(step, {**state, "torch": torch.get_rng_state() if streams else None})
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.close()
+
+    def _used(self) -> Counter[Event]:
+        used, seen = Counter[Event](), 0
+        for event, count in self.ledger:
+            used[event] += min(count, max(0, seen + count - self._first))
+            seen += count
+        return used
 
 
 class Difference(PerExampleGradients):

@@ -80,9 +80,13 @@ class RunFolder:
 
     def in_ledger(self, name: Callable[[int], str], step: int, steps: int) -> int:
         """The first step from `step` on whose event is not in the ledger, of a seeded run that repeats steps."""
-        while self._journal is not None and step < steps and self._journal.holds(name(step)):
+        while step < steps and self.holds(name(step)):
             step += 1
         return step
+
+    def holds(self, name: str) -> bool:
+        """Whether the ledger holds the event of that name already: of a seeded run that repeats it."""
+        return self._journal is not None and self._journal.holds(name)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint; see `save_checkpoint`."""
