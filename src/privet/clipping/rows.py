@@ -1,4 +1,4 @@
-"""Sums over records that are not gradients: of the records themselves, and of their second moments."""
+"""Sums over records that are not gradients: of the records themselves, of their second moments, and record by record."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ def clipped_sum(rows: Tensor, bound: float) -> BoundedSum:
     Formal guarantees: one record changes the sum by at most `bound`, whatever it holds; a row that is not finite
     contributes zero.
     """
+    flat, factors, bad = _finite(rows, bound)
+    total = (factors @ flat).reshape(rows.shape[1:]).to(torch.float64)
+    return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), bad)
+
+
+def clipped_rows(rows: Tensor, places: Tensor, count: int, bound: float) -> BoundedSum:
+    """`count` rows, zero but for the records' own, each scaled down to a norm of at most `bound` and put in its place.
+
+    Formal guarantees: with the places of the others as they are, one record changes the whole by at most `bound`, whatever it
+    holds; one that is not finite leaves its place empty.
+    """
+    flat, factors, bad = _finite(rows, bound)
+    placed = torch.zeros(count, flat.shape[1], dtype=flat.dtype).index_add_(0, places, flat * factors[:, None])
+    return BoundedSum({"rows": placed}, bound, {"rows": bound}, len(rows), bad)
+
+
+def _finite(rows: Tensor, bound: float) -> tuple[Tensor, Tensor, int]:
+    """Flat rows, zero where one is not finite; the factor of each; and how many were not finite."""
     check_bound(bound)
     flat = rows.flatten(1)
     norms = flat.norm(dim=1, dtype=torch.float64)
@@ -25,8 +43,7 @@ def clipped_sum(rows: Tensor, bound: float) -> BoundedSum:
     if bad.any():
         flat = torch.where(bad[:, None], 0.0, flat)
     factors = clipping_factors(torch.where(bad, 0.0, norms), bound)
-    total = (factors.to(flat.dtype) @ flat).reshape(rows.shape[1:]).to(torch.float64)
-    return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), int(bad.sum()))
+    return flat, factors.to(flat.dtype), int(bad.sum())
 
 
 def normalised_second_moment(records: Tensor) -> BoundedSum:

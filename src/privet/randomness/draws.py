@@ -1,4 +1,4 @@
-"""Normal, Laplace and gamma numbers from either kind of source."""
+"""Normal, Laplace and gamma numbers, and permutations, from either kind of source."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def uniform(source: Source, count: int) -> Tensor:
     if isinstance(source, SecureSource):
         return (source.integers(count) >> 11).double().add_(0.5).mul_(2.0**-53).add_(0.5)
     return torch.rand(count, dtype=torch.float64, generator=source, device=source.device).clamp_(min=2.0**-54)
+
+
+def permutation(count: int, source: Source) -> Tensor:
+    """A random order of ``range(count)``: by sorting integers of 64 bits, of which two are equal once in 2^64 pairs."""
+    if isinstance(source, SecureSource):
+        return source.integers(count).argsort()
+    return torch.randperm(count, generator=source)
 
 
 def gamma(shapes: Tensor, source: Source) -> Tensor:

@@ -1,0 +1,191 @@
+"""The noise-layer GAN as published: noise inside the discriminator, whose gradients are then taken to be private.
+
+"Generating differentially private datasets using GANs". The output of the noise layer is private; the gradients of the layers in
+front of it are not (`privet.attacks.gradient_span`), so every epsilon of this method is `Claimed`. The method of the same idea
+that has a proof is `privet.methods.frozen_noise_layer_gan`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from privet.data import Split
+from privet.errors import InputError
+from privet.methods.adversarial import (
+    balanced_labels,
+    called_made,
+    called_real,
+    draw_labels,
+    game_randomness,
+    generate,
+)
+from privet.methods.synthetic import OnStep, Order, Synthetic
+from privet.models.dcgan import Discriminator, Generator, NoiseLayer, discriminator
+from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, Relation, steps_of
+from privet.randomness import Randomness
+
+CLAIM = Claimed(
+    "the noise-layer GAN's theorem 2",
+    "the gradient of a layer in front of the noise contains that layer's inputs as they are, whatever the noise",
+)
+
+
+@dataclass(frozen=True)
+class PublishedNoiseLayerGan:
+    """The source's teacher, its training and its accounting.
+
+    Formal guarantees: none; the ledger holds what the source claims of each step, under `CLAIM`. Labels count as public,
+    as in the source.
+
+    Attributes:
+        epochs: passes over the records, in shuffled batches, which the source accounts as Poisson samples.
+        batch_size, learning_rate: the source's.
+        bound: C, the norm to which the output of the third convolution is clipped.
+        width, latent: maps of the first convolution, and coordinates of the generator's noise; open in the source.
+        convolutions: of the discriminator: four for MNIST and five for SVHN in the source.
+    """
+
+    epochs: float = 5.0
+    batch_size: int = 32
+    learning_rate: float = 2e-4
+    bound: float = 1.0
+    width: int = 16
+    latent: int = 64
+    convolutions: int = 4
+
+    title = "Noise-layer GAN as published (its privacy is claimed, not proved)"
+    relation = Relation.ADD_REMOVE
+
+    def noise_multiplier(self, records: int, order: Order) -> float:
+        """The least sigma / C that spends the budget by the moments accountant, as the source does."""
+        steps = steps_of(records, self.batch_size, self.epochs)
+        rate = self.batch_size / records
+        return Budget(order.epsilon, order.delta, accountant="moments").noise_multiplier(rate, steps)
+
+    def step_event(self, records: int, noise_multiplier: float) -> Event:
+        """What the source says that one step of the discriminator does."""
+        return PoissonSampled(self.batch_size / records, Gaussian(noise_multiplier)).under(CLAIM)
+
+    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+        channels, *size = _image_shape(records)
+        if self.batch_size > len(records):
+            raise InputError(f"A batch of {self.batch_size} needs as many records, and there are {len(records)}.")
+        randomness, sigma = Randomness.of(order.seed), self.noise_multiplier(len(records), order)
+        shape = {"channels": channels, "size": tuple(size), "classes": order.classes, "width": self.width}
+        with game_randomness(order.seed):
+            layer = NoiseLayer(self.bound, sigma, randomness.noise)
+            judge = discriminator(layer, convolutions=self.convolutions, **shape)
+            maker = Generator(latent=self.latent, **shape)
+            self.train(judge, maker, records, ledger, on_step)
+            frequencies = torch.bincount(records.labels, minlength=order.classes).float()
+            labels = balanced_labels(frequencies, order.size)
+            inputs = generate(maker, labels, self.latent)
+        claimed = ledger.spent(order.delta, "moments")
+        settings = {
+            "Guarantee": f"by the moments accountant, as in the source: {claimed}",
+            "Noise": f"N(0, ({sigma:.4g} C)^2) on the third convolution's output, clipped to C = {self.bound:g}",
+            "Training": f"{self.epochs:g} epochs in batches of {self.batch_size}; Adam, learning rate {self.learning_rate:g}",
+            "Networks": f"DCGAN, {self.convolutions} convolutions of width {self.width} against five transposed ones",
+        }
+        return Synthetic(inputs, labels, None, ledger, settings)
+
+    def train(
+        self,
+        judge: Discriminator,
+        maker: Generator,
+        records: Split,
+        ledger: Ledger,
+        on_step: OnStep | None = None,
+    ) -> None:
+        """Train both networks by turns, a step each; the claimed events of an epoch are recorded before it."""
+        noise = check_restrictions(judge)
+        optimizers = [
+            torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.999)) for each in (judge, maker)
+        ]
+        event = self.step_event(len(records), noise.noise_multiplier)
+        steps, done = steps_of(len(records), self.batch_size, self.epochs), 0
+        frequencies = torch.bincount(records.labels, minlength=maker.classes).float()
+        while done < steps:
+            batches = torch.randperm(len(records)).split(self.batch_size)[: steps - done]
+            ledger.record(event, len(batches))
+            for indices in batches:
+                inputs, labels = records.batch(indices)
+                loss = _turn(judge, maker, optimizers, inputs * 2 - 1, labels, draw_labels(frequencies, len(labels)))
+                done += 1
+                if on_step is not None:
+                    on_step({"what": "Training the GAN", "step": done, "steps": steps, "loss": loss})
+
+
+def _turn(
+    judge: nn.Module,
+    maker: Generator,
+    optimizers: list[torch.optim.Adam],
+    inputs: Tensor,
+    labels: Tensor,
+    made_labels: Tensor,
+) -> float:
+    """One step of the discriminator and one of the generator."""
+    made = maker(torch.randn(len(labels), maker.latent), made_labels)
+    optimizers[0].zero_grad()
+    loss = called_real(judge(inputs, labels)) + called_made(judge(made.detach(), made_labels))
+    loss.backward()
+    optimizers[0].step()
+    optimizers[1].zero_grad()
+    called_real(judge(made, made_labels)).backward()
+    optimizers[1].step()
+    return float(loss.detach())
+
+
+_RANDOMISED = (nn.modules.dropout._DropoutNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RReLU)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_MIXING = (nn.modules.batchnorm._BatchNorm,)
+
+
+def check_restrictions(network: nn.Module) -> NoiseLayer:
+    """The noise layer of a network that keeps the restrictions of the source's section 4.2; otherwise `InputError`.
+
+    A feed-forward network; no randomised layer besides the noise; nothing that mixes records in front of the noise. Layers
+    count as in front of it where the network has registered them before it.
+    """
+    found: NoiseLayer | None = None
+    for name, layer in network.named_modules():
+        said = f"'{name}' ({type(layer).__name__})"
+        if isinstance(layer, _RANDOMISED):
+            raise InputError(f"{said} is random: the theorem asks for no randomness but the noise layer's. Take it out.")
+        if isinstance(layer, _RECURRENT):
+            raise InputError(f"{said} is recurrent: the theorem is for feed-forward networks. Take another layer.")
+        if isinstance(layer, _MIXING) and found is None:
+            raise InputError(
+                f"{said} comes before the noise layer and mixes the records of a batch, so that one record changes "
+                f"the activations of all. Put it behind the noise."
+            )
+        if isinstance(layer, NoiseLayer):
+            if found is not None:
+                raise InputError(f"{said} is a second noise layer: the source accounts for one.")
+            found = layer
+    if found is None:
+        raise InputError("The network has no noise layer: put a NoiseLayer behind its third convolution.")
+    return found
+
+
+def printed_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """The sigma of the source's section 4.1, C sqrt(2 ln(1.25 / delta) / epsilon), whose root takes in the epsilon.
+
+    The classic bound is C sqrt(2 ln(1.25 / delta)) / epsilon. The printed one delivers another epsilon than it names: a larger
+    one below 1, and a smaller one above.
+    """
+    return sensitivity * math.sqrt(2 * math.log(1.25 / delta) / epsilon)
+
+
+def _image_shape(records: Split) -> tuple[int, ...]:
+    shape = tuple(records[0][0].shape)
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise InputError(
+            f"The noise-layer GAN as published is for images of at least 8x8, and a record has the shape {shape}: "
+            f"take --method moments or dpgan for other records."
+        )
+    return shape
