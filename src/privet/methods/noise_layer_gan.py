@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,12 @@ class PublishedNoiseLayerGan:
         if self.batch_size > len(records):
             raise InputError(f"A batch of {self.batch_size} needs as many records, and there are {len(records)}.")
         randomness, sigma = Randomness.of(order.seed), self.noise_multiplier(len(records), order)
-        shape = {"channels": channels, "size": tuple(size), "classes": order.classes, "width": self.width}
+        shape: dict[str, Any] = {
+            "channels": channels,
+            "size": tuple(size),
+            "classes": order.classes,
+            "width": self.width,
+        }
         with game_randomness(order.seed):
             layer = NoiseLayer(self.bound, sigma, randomness.noise)
             judge = discriminator(layer, convolutions=self.convolutions, **shape)
@@ -155,7 +161,9 @@ def check_restrictions(network: nn.Module) -> NoiseLayer:
     for name, layer in network.named_modules():
         said = f"'{name}' ({type(layer).__name__})"
         if isinstance(layer, _RANDOMISED):
-            raise InputError(f"{said} is random: the theorem asks for no randomness but the noise layer's. Take it out.")
+            raise InputError(
+                f"{said} is random: the theorem asks for no randomness but the noise layer's. Take it out."
+            )
         if isinstance(layer, _RECURRENT):
             raise InputError(f"{said} is recurrent: the theorem is for feed-forward networks. Take another layer.")
         if isinstance(layer, _MIXING) and found is None:

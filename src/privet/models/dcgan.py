@@ -35,7 +35,8 @@ class NoiseLayer(nn.Module):
         norms = x.flatten(1).norm(dim=1).clamp(min=1e-12)
         clipped = x * (self.bound / norms).clamp(max=1.0).view(-1, *[1] * (x.ndim - 1))
         noise = fill_normal(torch.empty(x.numel()), self.source).view(x.shape)
-        return clipped + noise * (self.noise_multiplier * self.bound)
+        noisy: Tensor = clipped + noise * (self.noise_multiplier * self.bound)
+        return noisy
 
     def extra_repr(self) -> str:
         return f"bound={self.bound:g}, noise_multiplier={self.noise_multiplier:.4g}"
@@ -47,7 +48,9 @@ class Discriminator(nn.Module):
     The sigmoid of the source is in the loss, where it is stable.
     """
 
-    def __init__(self, before: nn.Module, noise: nn.Module, after: nn.Module, classes: int, size: tuple[int, int]) -> None:
+    def __init__(
+        self, before: nn.Module, noise: nn.Module, after: nn.Module, classes: int, size: tuple[int, int]
+    ) -> None:
         super().__init__()
         self.label_maps = nn.Embedding(classes, size[0] * size[1])
         self.before, self.noise, self.after = before, noise, after

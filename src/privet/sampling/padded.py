@@ -58,7 +58,9 @@ class PaddedPoissonSampling:
             raise InputError(f"The sampling is for at most {self.records} records, and there are {records}.")
         chosen = PoissonSampling(self.rate).draw(records, source)
         if len(chosen) > self.rows:
-            raise SampleOverflowError(f"More than {self.rows} records were drawn: the step is void. Nothing was released.")
+            raise SampleOverflowError(
+                f"More than {self.rows} records were drawn: the step is void. Nothing was released."
+            )
         places = torch.full((self.rows,), EMPTY)
         places[: len(chosen)] = chosen
         return places[permutation(self.rows, source)]

@@ -1,0 +1,198 @@
+"""DPGAN: a GAN whose discriminator is trained by DP-SGD; the generator sees the records through the discriminator alone.
+
+After Xie et al. 2018 and "Private GANs, Revisited" (Bie, Kamath and Zhang 2023): several steps of the discriminator for each of
+the generator, and large lots, so that a discriminator under noise stays ahead of what it has to judge.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privet.clipping import FlatClipping
+from privet.data import Split
+from privet.errors import InputError
+from privet.gradients import Engine
+from privet.methods.adversarial import (
+    balanced_labels,
+    called_made,
+    called_real,
+    draw_labels,
+    game_randomness,
+    generate,
+)
+from privet.methods.class_statistics import private_counts
+from privet.methods.synthetic import OnStep, Order, Synthetic
+from privet.models.conditional import private_discriminator
+from privet.models.dcgan import Generator
+from privet.models.dense_gan import DenseGenerator
+from privet.noise import NoisePlan
+from privet.privacy import Budget, Gaussian, Ledger, Relation
+from privet.randomness import Randomness
+from privet.training import Average, make_private
+
+
+@dataclass(frozen=True)
+class Dpgan:
+    """DP-SGD on a discriminator of (record, label); everything else is post-processing of its noisy gradients.
+
+    Formal guarantees: proved. Records are used by a noisy count of the classes (none where labels are public) and by the
+    discriminator's steps, each in the ledger before its noise is drawn. The label is part of the record.
+
+    Attributes:
+        lot: records expected in a step of the discriminator.
+        steps: of the discriminator.
+        turns: steps of the discriminator for each of the generator.
+        clip: the norm to which each record's gradient is clipped.
+        discriminator_rate, generator_rate: learning rates of Adam.
+        made: examples that the generator makes for a step.
+        width, latent: of the networks.
+        convolutional: whether both networks are, for images; dense ones train much faster.
+        averaging: of the generator's parameters.
+        counts_share: of the budget (of mu^2), for the count of the classes.
+    """
+
+    lot: int = 2000
+    steps: int = 2500
+    turns: int = 3
+    clip: float = 1.0
+    discriminator_rate: float = 1e-3
+    generator_rate: float = 1e-3
+    made: int = 500
+    width: int = 16
+    latent: int = 32
+    convolutional: bool = False
+    averaging: float = 0.99
+    counts_share: float = 0.005
+
+    title = "DPGAN"
+    relation = Relation.ADD_REMOVE
+
+    @classmethod
+    def fitting(cls, shape: tuple[int, ...], order: Order, as_published: bool = False) -> Dpgan:
+        """The settings for records of a shape."""
+        if as_published:
+            raise InputError("--as-published belongs to noise-layer-gan: leave it out for dpgan.")
+        return cls()
+
+    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+        shape = tuple(records[0][0].shape)
+        frequencies = self._frequencies(records.labels, order, ledger)
+        with game_randomness(order.seed):
+            judge = private_discriminator(shape, order.classes, self.width, convolutional=self.convolutional)
+            maker = self.generator(shape, order.classes)
+            noise = self.train(judge, maker, records, order, frequencies, ledger, on_step)
+            labels = balanced_labels(frequencies, order.size)
+            inputs = generate(maker, labels, self.latent)
+        settings = {
+            "Discriminator": f"{self.steps:,} steps of DP-SGD in lots of {self.lot}, gradients clipped to {self.clip:g}",
+            "Noise": f"{noise.describe()}, on the sum of a lot",
+            "Generator": f"a step for every {self.turns} of the discriminator; its parameters averaged",
+            "Learning rates": f"Adam, {self.discriminator_rate:g} and {self.generator_rate:g}",
+            "Labels": "part of the record; frequencies from a noisy count" if order.labels == "protected" else "public",
+        }
+        return Synthetic(inputs, labels, None, ledger, settings)
+
+    def generator(self, shape: tuple[int, ...], classes: int) -> Generator | DenseGenerator:
+        """Dense layers, or transposed convolutions for images."""
+        if self.convolutional:
+            size = (shape[1], shape[2])
+            return Generator(channels=shape[0], size=size, classes=classes, latent=self.latent, width=self.width)
+        return DenseGenerator(shape, classes, latent=self.latent, width=16 * self.width)
+
+    def train(
+        self,
+        judge: nn.Module,
+        maker: Generator | DenseGenerator,
+        records: Split,
+        order: Order,
+        frequencies: Tensor,
+        ledger: Ledger,
+        on_step: OnStep | None = None,
+    ) -> NoisePlan:
+        """Train both; returns the noise of the discriminator's steps."""
+        learn_judge = torch.optim.Adam(judge.parameters(), lr=self.discriminator_rate, betas=(0.5, 0.999))
+        learn_maker = torch.optim.Adam(maker.parameters(), lr=self.generator_rate, betas=(0.5, 0.999))
+        average = Average(maker, self.averaging)
+        private = make_private(
+            judge,
+            learn_judge,
+            records,
+            batch_size=min(self.lot, len(records)),
+            steps=self.steps,
+            epsilon=order.epsilon,
+            delta=order.delta,
+            max_grad_norm=self.clip,
+            seed=order.seed,
+            ledger=ledger,
+        )
+
+        def made() -> tuple[Tensor, Tensor]:
+            labels = draw_labels(frequencies, self.made)
+            return maker(torch.randn(self.made, self.latent), labels), labels
+
+        with closing(private), _Twin(judge, self.clip) as twin:
+            for inputs, labels in private.batches():
+                learn_judge.zero_grad()
+                loss = called_real(judge(inputs * 2 - 1, labels))
+                loss.backward()
+                with private.public(), torch.no_grad():
+                    for parameter, gradient in zip(judge.parameters(), twin.gradients(*made()), strict=True):
+                        parameter.grad = gradient
+                learn_judge.step()
+                if private.steps_done % self.turns == 0:
+                    with private.paused():
+                        learn_maker.zero_grad()
+                        called_real(judge(*made())).backward()
+                        learn_maker.step()
+                        average.update()
+                if on_step is not None:
+                    on_step(_progress(private.steps_done, self.steps, loss))
+        average.keep()
+        return private.plan.noise
+
+    def _frequencies(self, labels: Tensor, order: Order, ledger: Ledger) -> Tensor:
+        if order.labels == "public":
+            return torch.bincount(labels, minlength=order.classes).float()
+        noise = Budget(order.epsilon, order.delta, accountant="gdp").least(Gaussian) / math.sqrt(self.counts_share)
+        counts = private_counts(
+            labels, order.classes, noise_multiplier=noise, ledger=ledger, randomness=Randomness.of(order.seed)
+        )
+        return counts.float()
+
+
+class _Twin:
+    """A copy of the discriminator, for made examples: their gradients are clipped as those of records are.
+
+    Otherwise the side that is not clipped would outweigh the other.
+    """
+
+    def __init__(self, judge: nn.Module, clip: float) -> None:
+        self._judge, self._twin, self._clipping = judge, copy.deepcopy(judge), FlatClipping(clip)
+        self._engine = Engine(self._twin)
+
+    def __enter__(self) -> _Twin:
+        self._engine.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.__exit__(None, None, None)
+
+    def gradients(self, examples: Tensor, labels: Tensor) -> list[Tensor]:
+        """The mean of the clipped gradients, in the order of the parameters."""
+        self._twin.load_state_dict(self._judge.state_dict())
+        with torch.enable_grad():
+            called_made(self._twin(examples, labels)).backward()
+        bounded = self._clipping.clip(self._engine.gradients())
+        self._twin.zero_grad()
+        return [bounded.tensors[name] / len(labels) for name, _ in self._twin.named_parameters()]
+
+
+def _progress(step: int, steps: int, loss: Tensor) -> dict[str, Any]:
+    return {"what": "Training the GAN", "step": step, "steps": steps, "loss": float(loss.detach())}

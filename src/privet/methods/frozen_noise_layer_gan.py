@@ -1,0 +1,163 @@
+"""The noise-layer GAN with a proof: what is in front of the noise is frozen, and each record's row has noise of its own.
+
+A record is embedded by a transform that no unprotected record has shaped, beside its label, clipped, and released as a row under
+noise. The discriminator learns from these rows and from made ones under the same noise: it, the generator and the data that
+comes out are post-processing of the rows. Noise on every row is sqrt(b) times worse than noise on the sum over a batch of b:
+that is the price of the idea.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privet.data import Split
+from privet.errors import InputError
+from privet.methods.adversarial import balanced_labels, game_randomness, generate
+from privet.methods.dp_pca import private_components
+from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
+from privet.methods.noisy_rows import NoisyRows, calibrated_rows, relation_of, row_sampling
+from privet.methods.row_game import Layout, RowGame
+from privet.methods.statistics import private_mean
+from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
+from privet.models.dense_gan import DenseGenerator
+from privet.models.embeddings import Directions, random_convolutions, scattering_projection
+from privet.privacy import Budget, Gaussian, Ledger, Relation, steps_of
+from privet.randomness import Randomness
+
+FEATURES = ("components", "random", "scattering")
+_EMBEDDED = 1000
+
+
+@dataclass(frozen=True)
+class FrozenNoiseLayerGan:
+    """Rows of (embedding, label) under noise, and a GAN that learns from them alone.
+
+    Formal guarantees: proved. Records are used by the releases before the rows (mean and directions, of "components" alone) and
+    by the rows (`NoisyRows`), which the ledger holds before they are drawn. Labels are part of the row, and protected with it,
+    unless the order states that they are public and the sampling is "fixed".
+
+    Attributes:
+        features: the embedding: "components" (DP-PCA, accounted), "random" (frozen random convolutions) or "scattering".
+        dimension: coordinates of the embedding: the noise of a row has the norm sigma C sqrt(dimension), so keep it small.
+        sampling: "padded" (Poisson, add or remove a record) or "fixed" (without replacement, replace a record).
+        batch_size: records expected in a batch that is released.
+        epochs: expected times that a record is in a batch.
+        label_share: of the squared norm of a row, where the label is in it.
+        scale: the norm of a record about its mean to which embeddings are clipped, for "components".
+        before_share: of the budget (of mu^2), for the mean and the directions of "components".
+        rows: of a step of the GAN: several released batches.
+        width, latent, learning_rate, averaging: of the GAN.
+        module: an embedding of one's own, frozen and trained on public data, instead of `features`.
+    """
+
+    features: str = "components"
+    dimension: int = 24
+    sampling: str = "padded"
+    batch_size: int = 32
+    epochs: float = 30.0
+    label_share: float = 0.25
+    scale: float = 6.0
+    before_share: float = 0.05
+    rows: int = 512
+    width: int = 256
+    latent: int = 32
+    learning_rate: float = 5e-4
+    averaging: float = 0.999
+    module: nn.Module | None = field(default=None, compare=False)
+
+    title = "Noise-layer GAN on frozen features"
+
+    def __post_init__(self) -> None:
+        if self.module is None and self.features not in FEATURES:
+            raise InputError(f"The features in front of the noise are {', '.join(FEATURES)}, not {self.features!r}.")
+        if not 0 < self.label_share < 1:
+            raise InputError(f"label_share is a part of a row, between 0 and 1, and is {self.label_share}.")
+
+    @classmethod
+    def fitting(cls, shape: tuple[int, ...], order: Order, as_published: bool = False) -> Synthesizer:
+        """The settings for records of a shape; as published, the source's own method."""
+        if as_published:
+            return PublishedNoiseLayerGan()
+        size = math.prod(shape)
+        return cls(dimension=min(cls.dimension, size), scale=0.6 * math.sqrt(size) / 2.8)
+
+    @property
+    def relation(self) -> Relation:
+        return relation_of(row_sampling(self.sampling, 1, 2, 1, 0.5))
+
+    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+        randomness = Randomness.of(order.seed)
+        known = order.labels == "public" and self.sampling == "fixed"
+        shape = tuple(records[0][0].shape)
+        with game_randomness(order.seed):
+            embedding, mean = self._embedding(records, order, ledger, randomness)
+            plan = self.plan(len(records), order, ledger)
+            layout = Layout(embedding, order.classes, self.label_share, known)
+            rows = plan.release(_embedded(layout, records), ledger, randomness, layout.public(records.labels))
+            together = max(1, round(self.rows / plan.sampling.rows))
+            maker = DenseGenerator(shape, order.classes, latent=self.latent, width=self.width, start=mean)
+            game = RowGame(plan, layout, self.learning_rate, self.averaging, self.width)
+            frequencies = game.play(maker, _joined(rows, together), math.ceil(plan.steps / together), on_step)
+            labels = balanced_labels(frequencies, order.size)
+            inputs = generate(maker, labels, self.latent)
+        return Synthetic(inputs, labels, None, ledger, self._settings(plan, known))
+
+    def plan(self, records: int, order: Order, ledger: Ledger) -> NoisyRows:
+        """The rows to release, with the noise that the budget allows after what the ledger holds."""
+        steps = steps_of(records, self.batch_size, self.epochs)
+        sampling = row_sampling(self.sampling, self.batch_size, records, steps, order.delta)
+        budget = Budget(order.epsilon, order.delta, self.relation).after(ledger)
+        return calibrated_rows(sampling, steps, budget)
+
+    def _embedding(
+        self, records: Split, order: Order, ledger: Ledger, randomness: Randomness
+    ) -> tuple[nn.Module, Tensor | None]:
+        """The frozen part, and the mean of the records where it was released."""
+        shape = tuple(records[0][0].shape)
+        if self.module is not None:
+            return self.module, None
+        if self.features != "components":
+            if len(shape) != 3:
+                raise InputError(f"Features {self.features!r} are for images: take 'components' for other records.")
+            make = random_convolutions if self.features == "random" else scattering_projection
+            return make(shape, self.dimension), None
+        whole = Budget(order.epsilon, order.delta, self.relation, "gdp").least(Gaussian)
+        noise = whole / math.sqrt(self.before_share)
+        settings: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
+        bound = math.sqrt(math.prod(shape)) / 2.8
+        mean = private_mean(records, bound=bound, noise_multiplier=5 * noise, public_size=len(records), **settings)
+        flat = Split(records.tensors[0].flatten(1) - mean.flatten(), records.labels)
+        directions = private_components(flat, self.dimension, noise_multiplier=noise, **settings)
+        return Directions(mean, directions, self.scale), mean
+
+    def _settings(self, plan: NoisyRows, known: bool) -> dict[str, str]:
+        what = "a module of your own" if self.module is not None else self.features
+        labels = "public, beside the row" if known else f"in the row, with {self.label_share:g} of its squared norm"
+        padded = f", padded to {plan.sampling.rows} rows" if self.sampling == "padded" else ""
+        return {
+            "In front of the noise": f"{what}, {self.dimension} coordinates, frozen",
+            "Labels": labels,
+            "Noise": f"N(0, ({plan.noise_multiplier:.4g} C)^2) on each coordinate of each row",
+            "Rows": f"{plan.steps:,} batches of {self.batch_size} records expected{padded}; about {self.epochs:g} epochs",
+            "GAN": f"dense, width {self.width}; Adam, learning rate {self.learning_rate:g}; the generator averaged",
+        }
+
+
+def _embedded(layout: Layout, records: Split) -> Tensor:
+    """The protected columns of every record, each from its record alone."""
+    with torch.no_grad():
+        parts = [layout.protected(*records.batch(some)) for some in torch.arange(len(records)).split(_EMBEDDED)]
+    return torch.cat(parts)
+
+
+def _joined(batches: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+    """Released batches, so many together."""
+    while some := list(islice(batches, count)):
+        yield torch.cat(some)
