@@ -46,7 +46,7 @@ class Dpgan:
     discriminator's steps, each in the ledger before its noise is drawn. The label is part of the record.
 
     Attributes:
-        lot: records expected in a step of the discriminator.
+        lot: records expected in a step of the discriminator, and at most a fifth of them.
         steps: of the discriminator.
         turns: steps of the discriminator for each of the generator.
         clip: the norm to which each record's gradient is clipped.
@@ -90,8 +90,9 @@ class Dpgan:
             noise = self.train(judge, maker, records, order, frequencies, ledger, on_step)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
+        lot = self._lot(len(records))
         settings = {
-            "Discriminator": f"{self.steps:,} steps of DP-SGD in lots of {self.lot}, gradients clipped to {self.clip:g}",
+            "Discriminator": f"{self.steps:,} steps of DP-SGD in lots of {lot:,}, gradients clipped to {self.clip:g}",
             "Noise": f"{noise.describe()}, on the sum of a lot",
             "Generator": f"a step for every {self.turns} of the discriminator; its parameters averaged",
             "Learning rates": f"Adam, {self.discriminator_rate:g} and {self.generator_rate:g}",
@@ -124,7 +125,7 @@ class Dpgan:
             judge,
             learn_judge,
             records,
-            batch_size=min(self.lot, len(records)),
+            batch_size=self._lot(len(records)),
             steps=self.steps,
             epsilon=order.epsilon,
             delta=order.delta,
@@ -156,6 +157,10 @@ class Dpgan:
                     on_step(_progress(private.steps_done, self.steps, loss))
         average.keep()
         return private.plan.noise
+
+    def _lot(self, records: int) -> int:
+        """At most a fifth of the records: beyond that, sampling amplifies little."""
+        return max(1, min(self.lot, records // 5))
 
     def _frequencies(self, labels: Tensor, order: Order, ledger: Ledger) -> Tensor:
         if order.labels == "public":

@@ -8,6 +8,8 @@ from typing import Any
 
 from privet.data import Dataset
 from privet.errors import InputError
+from privet.methods.dpgan import Dpgan
+from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan
 from privet.methods.moments import Moments
 from privet.methods.synthetic import Order, Synthesizer
 
@@ -16,6 +18,8 @@ Make = Callable[[tuple[int, ...], Order, bool], Synthesizer]
 
 METHODS: Mapping[str, Make] = {
     "moments": Moments.fitting,
+    "dpgan": Dpgan.fitting,
+    "noise-layer-gan": FrozenNoiseLayerGan.fitting,
 }
 
 
