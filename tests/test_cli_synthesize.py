@@ -101,3 +101,26 @@ def test_what_looked_at_records_is_kept_apart(run):
     assert (folder / "internal" / "quality.md").read_text().startswith("# Internal, not for release")
     assert (folder / "internal" / "neighbours.png").stat().st_size > 1000
     assert not (folder / "release" / "internal").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["noise-layer-gan", "--as-published", "--set", "epochs=0.2", "--set", "width=2"], "only claimed by"),
+        (["noise-layer-gan", "--set", "epochs=1", "--set", "dimension=4"], "padded Poisson sampling; PLD; proved"),
+        (
+            ["noise-layer-gan", "--set", "sampling=fixed", "--set", "epochs=1"],
+            "replace one record; fixed-size sampling",
+        ),
+        (["dpgan", "--set", "steps=5"], "Poisson sampling; PLD; proved"),
+    ],
+)
+def test_the_gans_say_what_stands_behind_their_epsilon(tmp_path, options, said):
+    out = tmp_path / "g"
+    page = privet(
+        "synthesize", "--data", "digits", "--seed", 0, "--out", out, "--student", "GaussianNB", "--method", *options
+    )
+    assert page.exit_code == 0, page.output
+    stated = [line for line in page.stdout.splitlines() if "epsilon = " in line]
+    assert stated and all(said in line for line in stated)
+    assert said in (out / "release" / "card.md").read_text()

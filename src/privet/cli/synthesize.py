@@ -138,7 +138,8 @@ def _pairs(settings: list[str]) -> dict[str, str]:
 
 def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
-    spent = record.open_ledger(out).spent(record.delta)
+    ledger = record.open_ledger(out)
+    spent, calibrated = ledger.spent(record.delta), record.calibrated(ledger)
     assert record.attack is not None and record.synthetic is not None
     students = {name.removeprefix("Student "): said for name, said in record.settings.items() if name[:8] == "Student "}
     if as_json:
@@ -148,6 +149,7 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
             "method": method,
             "size": record.synthetic.rows,
             "spent": spent.to_dict(),
+            "calibrated": calibrated.to_dict() if calibrated is not None else None,
             "test_accuracy": record.test_accuracy,
             "students": students,
             "attack": attack,
@@ -159,6 +161,8 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
         return
     typer.echo(f"{record.title}: {record.synthetic.rows:,} examples, made and attacked in {record.seconds:.0f} s")
     typer.echo(str(spent))
+    if calibrated is not None:
+        typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     for name, said in students.items():
         typer.echo(f"Student {name}, trained on the artificial data alone: {said}")
     for line in sentences(record.attack):

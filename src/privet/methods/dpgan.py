@@ -10,7 +10,6 @@ import copy
 import math
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -141,8 +140,7 @@ class Dpgan:
         with closing(private), _Twin(judge, self.clip) as twin:
             for inputs, labels in private.batches():
                 learn_judge.zero_grad()
-                loss = called_real(judge(inputs * 2 - 1, labels))
-                loss.backward()
+                called_real(judge(inputs * 2 - 1, labels)).backward()
                 with private.public(), torch.no_grad():
                     for parameter, gradient in zip(judge.parameters(), twin.gradients(*made()), strict=True):
                         parameter.grad = gradient
@@ -154,7 +152,7 @@ class Dpgan:
                         learn_maker.step()
                         average.update()
                 if on_step is not None:
-                    on_step(_progress(private.steps_done, self.steps, loss))
+                    on_step({"what": "Training the GAN", "step": private.steps_done, "steps": self.steps})
         average.keep()
         return private.plan.noise
 
@@ -197,7 +195,3 @@ class _Twin:
         bounded = self._clipping.clip(self._engine.gradients())
         self._twin.zero_grad()
         return [bounded.tensors[name] / len(labels) for name, _ in self._twin.named_parameters()]
-
-
-def _progress(step: int, steps: int, loss: Tensor) -> dict[str, Any]:
-    return {"what": "Training the GAN", "step": step, "steps": steps, "loss": float(loss.detach())}

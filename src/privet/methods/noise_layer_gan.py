@@ -91,14 +91,12 @@ class PublishedNoiseLayerGan:
             frequencies = torch.bincount(records.labels, minlength=order.classes).float()
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
-        claimed = ledger.spent(order.delta, "moments")
         settings = {
-            "Guarantee": f"by the moments accountant, as in the source: {claimed}",
             "Noise": f"N(0, ({sigma:.4g} C)^2) on the third convolution's output, clipped to C = {self.bound:g}",
             "Training": f"{self.epochs:g} epochs in batches of {self.batch_size}; Adam, learning rate {self.learning_rate:g}",
             "Networks": f"DCGAN, {self.convolutions} convolutions of width {self.width} against five transposed ones",
         }
-        return Synthetic(inputs, labels, None, ledger, settings)
+        return Synthetic(inputs, labels, None, ledger, settings, accountant="moments")
 
     def train(
         self,
@@ -121,10 +119,10 @@ class PublishedNoiseLayerGan:
             ledger.record(event, len(batches))
             for indices in batches:
                 inputs, labels = records.batch(indices)
-                loss = _turn(judge, maker, optimizers, inputs * 2 - 1, labels, draw_labels(frequencies, len(labels)))
+                _turn(judge, maker, optimizers, inputs * 2 - 1, labels, draw_labels(frequencies, len(labels)))
                 done += 1
                 if on_step is not None:
-                    on_step({"what": "Training the GAN", "step": done, "steps": steps, "loss": loss})
+                    on_step({"what": "Training the GAN", "step": done, "steps": steps})
 
 
 def _turn(
@@ -134,7 +132,7 @@ def _turn(
     inputs: Tensor,
     labels: Tensor,
     made_labels: Tensor,
-) -> float:
+) -> None:
     """One step of the discriminator and one of the generator."""
     made = maker(torch.randn(len(labels), maker.latent), made_labels)
     optimizers[0].zero_grad()
@@ -144,7 +142,6 @@ def _turn(
     optimizers[1].zero_grad()
     called_real(judge(made, made_labels)).backward()
     optimizers[1].step()
-    return float(loss.detach())
 
 
 _RANDOMISED = (nn.modules.dropout._DropoutNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RReLU)

@@ -90,7 +90,7 @@ class RowGame:
             optimizers[1].step()
             average.update()
             if on_step is not None:
-                on_step({"what": "Training the GAN", "step": step, "steps": steps, "loss": float(loss.detach())})
+                on_step({"what": "Training the GAN", "step": step, "steps": steps})
         average.keep()
         return frequencies
 

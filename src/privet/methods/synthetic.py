@@ -63,6 +63,7 @@ class Synthetic:
         soft: for each example the probabilities of the classes, where a teacher gave them; float32.
         ledger: every use of the records.
         settings: the method's settings in words, for the page and the card.
+        accountant: whose theorem calibrated the noise.
     """
 
     inputs: Tensor
@@ -70,6 +71,7 @@ class Synthetic:
     soft: Tensor | None
     ledger: Ledger
     settings: dict[str, str] = field(default_factory=dict)
+    accountant: str = "pld"
 
     def __post_init__(self) -> None:
         if self.inputs.dtype != torch.float32 or self.labels.dtype != torch.int64:

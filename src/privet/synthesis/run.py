@@ -92,6 +92,7 @@ def run(
         synthetic=summary,
         others=None if others is None else tuple(others),
         ledger_head=head,
+        accountant=made.accountant,
     )
     replace(record, seconds=round(time.monotonic() - started, 1)).write(out)
     renew(out)
