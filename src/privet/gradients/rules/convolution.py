@@ -240,15 +240,14 @@ def cheapest_method(x: Tensor, grad: Tensor, geometry: Geometry, may_keep: Calla
     inputs, outputs, kernel = x.shape[2] // geometry.groups, grad.shape[2], math.prod(geometry.kernel)
     places, pixels = x.shape[1] * math.prod(grad.shape[3:]), math.prod(x.shape[3:])
     numbers = inputs * kernel * outputs
-    costs = {}
+    costs = {"chunks": numbers * places * _MULTIPLY + inputs * kernel * places * _COPY}
     if geometry.groups == 1:
         grams = (inputs * kernel + outputs) * places**2
         costs["gram of patches"] = _GRAM + grams * _MULTIPLY + inputs * kernel * places * _COPY
         if x.shape[1] == math.prod(geometry.stride) == 1 and not geometry.transposed:
             grams = inputs * pixels**2 + outputs * places**2
             costs["gram of pixels"] = _GRAM + grams * _MULTIPLY + kernel * places**2 * _SHIFT
-    again = numbers * places * _MULTIPLY + inputs * kernel * places * _COPY
-    keep = numbers * _KEEP
-    if keep <= min(costs.values(), default=keep) and may_keep():
+    # What grouped convolutions cost was not measured: they are kept, as long as they may.
+    if (geometry.groups > 1 or numbers * _KEEP <= min(costs.values())) and may_keep():
         return "instances"
-    return min({**costs, "chunks": again}.items(), key=lambda item: item[1])[0]
+    return min(costs, key=lambda method: costs[method])
