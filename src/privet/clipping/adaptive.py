@@ -55,7 +55,7 @@ class AdaptiveClipping:
         tensors[COUNT] = below[~gradients.bad].sum()
         scales[COUNT] = 0.5 / math.sqrt(self.share)
         joint = math.hypot(self.max_grad_norm, 0.5)
-        return BoundedSum(tensors, joint, scales, gradients.records, int(gradients.bad.sum()))
+        return BoundedSum(tensors, joint, scales, gradients.records, gradients.bad_count)
 
     def after(self, noisy: Mapping[str, torch.Tensor], expected_records: float) -> AdaptiveClipping:
         """The clipping of the next step, whose norm the noisy count has moved."""

@@ -44,7 +44,7 @@ class EllipticalClipping:
         tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
         scales = {name: self.max_grad_norm / self.diagonal[name] for name in tensors}
         longest = self.max_grad_norm / min(float(d.min()) for d in self.diagonal.values())
-        return BoundedSum(tensors, longest, scales, gradients.records, int(gradients.bad.sum()))
+        return BoundedSum(tensors, longest, scales, gradients.records, gradients.bad_count)
 
 
 def optimal_diagonal(moments: Tensor, weights: Tensor, cost: str = "l1") -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,29 +35,43 @@ class PerExampleGradients:
         """For each use and slot, the names of the parameters behind it."""
         self._name_of = {id(p): name for name, p in recorder.parameters.items()}.get
         self._groups = tuple(self._find_groups())
-        self._squared_norms: dict[str, Tensor] | None = None
-        self._total = torch.empty(0)
+        self._norms: tuple[dict[str, Tensor], Tensor] | None = None
+        """Squared norms for each parameter, and of the whole gradients."""
+        self._bad: Tensor | None = None
         self._spent = False
-        self.bad = torch.zeros(self.records, dtype=torch.bool)
 
     def squared_norms(self) -> dict[str, Tensor]:
         """For each parameter, the squared norm of every record's gradient, as float64."""
-        if self._squared_norms is None:
-            with torch.no_grad():
-                norms = torch.stack(list(self._compute_squared_norms().values())).mul_(self._scale**2)
-                self._total = norms.sum(0)
-                if not self._total.isfinite().all():
-                    self.bad = ~self._total.isfinite()
-                    for use in self.uses:
-                        use.drop(self.bad)
-                    norms[:, self.bad], self._total[self.bad] = 0.0, 0.0
-                self._squared_norms = dict(zip(self.names, norms, strict=True))
-        return self._squared_norms
+        return self._measured()[0]
 
     def total_squared_norms(self) -> Tensor:
         """The squared norm of every record's whole gradient, as float64."""
-        self.squared_norms()
-        return self._total
+        return self._measured()[1]
+
+    @property
+    def bad(self) -> Tensor:
+        """Which records have a gradient that is not finite."""
+        self._measured()
+        return torch.zeros(self.records, dtype=torch.bool) if self._bad is None else self._bad
+
+    @property
+    def bad_count(self) -> int:
+        """How many records have a gradient that is not finite."""
+        self._measured()
+        return 0 if self._bad is None else int(self._bad.sum())
+
+    @torch.no_grad()
+    def _measured(self) -> tuple[dict[str, Tensor], Tensor]:
+        if self._norms is None:
+            norms = torch.stack(self._compute_squared_norms()).mul_(self._scale**2)
+            total = norms.sum(0)
+            if not math.isfinite(total.sum().item()):
+                self._bad = ~total.isfinite()
+                for use in self.uses:
+                    use.drop(self._bad)
+                norms[:, self._bad], total[self._bad] = 0.0, 0.0
+            self._norms = dict(zip(self.names, norms, strict=True)), total
+        return self._norms
 
     def weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, last: bool = False) -> dict[str, Tensor]:
         """For each parameter, the sum over the records of weight times gradient.
@@ -65,7 +80,7 @@ class PerExampleGradients:
         sums; nothing can be asked afterwards.
         """
         self._check_held()
-        self.squared_norms()  # finds the records that must not take part
+        self._measured()  # finds the records that must not take part
         by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else dict(weights)
         # Names that shared a weight still do: what they share is computed once.
         dtype = next(iter(self._parameters.values())).dtype
@@ -86,7 +101,7 @@ class PerExampleGradients:
     def instantiate(self) -> dict[str, Tensor]:
         """All per-example gradients, ``(records, *shape)`` for each parameter: for small models, tests and audits."""
         self._check_held()
-        self.squared_norms()
+        self._measured()
         whole = {n: torch.zeros(self.records, *p.shape, dtype=p.dtype) for n, p in self._parameters.items()}
         with torch.no_grad():
             for group in self._groups:
@@ -98,7 +113,7 @@ class PerExampleGradients:
     def scaled_squared_norms(self, scales: Mapping[str, Tensor]) -> Tensor:
         """The squared norm of every record's gradient after multiplying it elementwise by `scales`."""
         self._check_held()
-        self.squared_norms()
+        self._measured()
         total = torch.zeros(self.records, dtype=torch.float64)
         with torch.no_grad():
             for group in self._groups:
@@ -133,8 +148,8 @@ class PerExampleGradients:
         for group in groups.values():
             yield tuple(group)
 
-    def _compute_squared_norms(self) -> dict[str, Tensor]:
-        norms = dict.fromkeys(self.names, torch.zeros(self.records, dtype=torch.float64))
+    def _compute_squared_norms(self) -> list[Tensor]:
+        norms: dict[str, Tensor] = {}
         alone: dict[Use, list[tuple[str, str]]] = defaultdict(list)
         for group in self._groups:
             use, slot, tensor = group[0]
@@ -146,7 +161,9 @@ class PerExampleGradients:
         for use, slots in alone.items():
             found = use.squared_norms()
             norms.update({name: found[slot] for slot, name in slots})
-        return norms
+        if len(norms) < len(self.names):
+            norms = dict.fromkeys(self.names, torch.zeros(self.records, dtype=torch.float64)) | norms
+        return [norms[name] for name in self.names]
 
     def _added_up_norms(self, group: tuple[tuple[Use, str, Tensor], ...]) -> dict[str, Tensor]:
         norms: dict[str, Tensor] = {}

@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,26 +46,26 @@ class SampledOutput:
         """What a cross-entropy of the output divided each row's loss by, or None if these are not its gradients."""
         if self.gradients is None or self.logits.element_size() < 4:
             return None  # in half precision a divisor of 600 and one of 599 look alike
-        # In numpy: for a few small rows, a call of torch costs more than its work.
-        gradients, logits = self.gradients.numpy().astype(np.float64), self.logits.numpy().astype(np.float64)
-        sizes = np.abs(gradients).sum(1)
-        if not 0 < sizes.min() <= sizes.max() < np.inf:
-            counted = (sizes > 0) & np.isfinite(sizes)
-            gradients, logits, sizes = gradients[counted], logits[counted], sizes[counted]
-            if len(gradients) == 0:
-                return None
-        # The gradient of one row is (softmax - onehot) / divisor.
-        errors = np.exp(logits - logits.max(1, keepdims=True))
-        errors /= errors.sum(1, keepdims=True)
-        errors[range(len(errors)), gradients.argmin(1)] -= 1
-        size = np.abs(errors)
-        divisor = float(size.sum() / sizes.sum())
-        furthest = np.abs(gradients * divisor - errors).max()
-        return divisor if furthest <= 1e-3 * size.max() else None
+        # In plain Python: for one small row, a call of any library takes longer than the work.
+        rows = self.gradients.tolist()
+        told = min((i for i, row in enumerate(rows) if math.isfinite(sum(row))), key=lambda i: min(rows[i]), default=-1)
+        if told < 0 or not any(rows[told]):
+            return None
+        # The gradient of a row is (softmax - onehot) / divisor; the row furthest from its target says it best.
+        gradient, logits = rows[told], self.logits[told].tolist()
+        top = max(logits)
+        powers = [math.exp(logit - top) for logit in logits]
+        whole = sum(powers)
+        errors = [power / whole for power in powers]
+        errors[gradient.index(min(gradient))] -= 1
+        size = max(map(abs, errors))
+        divisor = sum(map(abs, errors)) / sum(map(abs, gradient))
+        furthest = max(abs(g * divisor - error) for g, error in zip(gradient, errors, strict=True))
+        return divisor if furthest <= 1e-3 * size else None
 
 
 def _sampled_rows(out: Tensor) -> Tensor:
-    rows = (out.movedim(1, -1) if out.ndim > 3 else out).flatten(0, -2)
+    rows = out if out.ndim == 2 else (out.movedim(1, -1) if out.ndim > 3 else out).flatten(0, -2)
     return rows[:: max(len(rows) // _SAMPLED, 1)]
 
 

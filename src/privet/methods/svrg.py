@@ -276,16 +276,10 @@ class Difference(PerExampleGradients):
         self._instances = {name: minuend[name] - subtrahend[name] for name in self.names}
         norms = {name: squared_norms(rows) for name, rows in self._instances.items()}
         total = torch.stack(list(norms.values())).sum(0)
-        self.bad = one.bad | other.bad | ~total.isfinite()
+        bad = self._bad = one.bad | other.bad | ~total.isfinite()
         for rows in self._instances.values():
-            rows[self.bad] = 0.0
-        self._squared = {name: norm.masked_fill(self.bad, 0.0) for name, norm in norms.items()}
-
-    def squared_norms(self) -> dict[str, Tensor]:
-        return self._squared
-
-    def total_squared_norms(self) -> Tensor:
-        return torch.stack(list(self._squared.values())).sum(0)
+            rows[bad] = 0.0
+        self._norms = {name: norm.masked_fill(bad, 0.0) for name, norm in norms.items()}, total.masked_fill(bad, 0.0)
 
     def weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, last: bool = False) -> dict[str, Tensor]:
         def weight(name: str) -> Tensor:

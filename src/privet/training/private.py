@@ -243,7 +243,7 @@ class Private:
                 f"as it came from private.batches(), once. For several views of a record, state views=..."
             )
         part.step.add(gradients, self.clipping)
-        self.bad_records += int(gradients.bad.sum())
+        self.bad_records += gradients.bad_count
         self._set_gradients({})  # an optimizer leaves a parameter without gradient as it is
         if part.last:
             released = part.step.release(self._record, self.noise)

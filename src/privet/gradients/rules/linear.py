@@ -117,11 +117,12 @@ class Linear(Use):
         assert self.x is not None and self.grad is not None
         if self.method == "chunks":
             return super().form_squared_norms()
-        if self.method == "product":
-            grads = squared_norms(self.grad)
-            products = {"weight": lambda: squared_norms(self.x) * grads, "bias": lambda: grads}
-            return {name: products[name]() for name in self.slots}
         norms = {}
+        if self.method == "product":
+            norms["bias"] = squared_norms(self.grad)
+            if "weight" in self.slots:
+                norms["weight"] = squared_norms(self.x) * norms["bias"]
+            return norms
         if "bias" in self.slots:
             norms["bias"] = squared_norms(self.summed_grad())
         if "weight" in self.slots:
@@ -141,20 +142,23 @@ class Linear(Use):
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         assert self.x is not None and self.grad is not None
-        dtype = self.grad.dtype
         summed = {}
         if "bias" in self.slots:
-            summed["bias"] = weights["bias"].to(dtype) @ self.summed_grad()
+            summed["bias"] = weights["bias"].to(self.grad.dtype) @ self.summed_grad()
         if "weight" in self.slots:
-            scale = weights["weight"].to(dtype).view(-1, 1, 1)
-            x, grad = self.x, self.grad
-            if grad.stride(0) < grad.stride(1):  # records inside sequences: then so they are flattened, without a copy
-                x, grad, scale = x.transpose(0, 1), grad.transpose(0, 1), scale.transpose(0, 1)
-            if x.shape[2] < grad.shape[2]:
+            x, grad, scale = self.x, self.grad, weights["weight"].to(self.grad.dtype)
+            if self.method == "product":
+                x, grad, scale = x[:, 0], grad[:, 0], scale[:, None]
+            elif grad.stride(0) < grad.stride(1):
+                # Records inside sequences: then so they are flattened, without a copy.
+                x, grad, scale = x.transpose(0, 1), grad.transpose(0, 1), scale[:, None]
+            else:
+                scale = scale[:, None, None]
+            if x.shape[-1] < grad.shape[-1]:
                 x = x * scale
             else:
                 grad = grad * scale
-            summed["weight"] = _product(grad.flatten(0, 1), x.flatten(0, 1))
+            summed["weight"] = _product(grad.flatten(0, -2), x.flatten(0, -2))
         return summed
 
 
