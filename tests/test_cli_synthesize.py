@@ -124,3 +124,4 @@ def test_the_gans_say_what_stands_behind_their_epsilon(tmp_path, options, said):
     stated = [line for line in page.stdout.splitlines() if "epsilon = " in line]
     assert stated and all(said in line for line in stated)
     assert said in (out / "release" / "card.md").read_text()
+    assert RunRecord.read(out).place in ("embedding layer", "critic")

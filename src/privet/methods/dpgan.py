@@ -97,7 +97,7 @@ class Dpgan:
             "Learning rates": f"Adam, {self.discriminator_rate:g} and {self.generator_rate:g}",
             "Labels": "part of the record; frequencies from a noisy count" if order.labels == "protected" else "public",
         }
-        return Synthetic(inputs, labels, None, ledger, settings)
+        return Synthetic(inputs, labels, None, ledger, settings, place="critic")
 
     def generator(self, shape: tuple[int, ...], classes: int) -> Generator | DenseGenerator:
         """Dense layers, or transposed convolutions for images."""

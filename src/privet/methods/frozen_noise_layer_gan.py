@@ -107,7 +107,7 @@ class FrozenNoiseLayerGan:
             frequencies = game.play(maker, _joined(rows, together), math.ceil(plan.steps / together), on_step)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
-        return Synthetic(inputs, labels, None, ledger, self._settings(plan, known))
+        return Synthetic(inputs, labels, None, ledger, self._settings(plan, known), place="embedding layer")
 
     def plan(self, records: int, order: Order, ledger: Ledger) -> NoisyRows:
         """The rows to release, with the noise that the budget allows after what the ledger holds."""

@@ -96,7 +96,7 @@ class PublishedNoiseLayerGan:
             "Training": f"{self.epochs:g} epochs in batches of {self.batch_size}; Adam, learning rate {self.learning_rate:g}",
             "Networks": f"DCGAN, {self.convolutions} convolutions of width {self.width} against five transposed ones",
         }
-        return Synthetic(inputs, labels, None, ledger, settings, accountant="moments")
+        return Synthetic(inputs, labels, None, ledger, settings, accountant="moments", place="embedding layer")
 
     def train(
         self,

@@ -64,6 +64,7 @@ class Synthetic:
         ledger: every use of the records.
         settings: the method's settings in words, for the page and the card.
         accountant: whose theorem calibrated the noise.
+        place: where the noise enters, as `privet.report.places` names it; where it is not given, the ledger tells.
     """
 
     inputs: Tensor
@@ -72,6 +73,7 @@ class Synthetic:
     ledger: Ledger
     settings: dict[str, str] = field(default_factory=dict)
     accountant: str = "pld"
+    place: str = ""
 
     def __post_init__(self) -> None:
         if self.inputs.dtype != torch.float32 or self.labels.dtype != torch.int64:

@@ -93,6 +93,7 @@ def run(
         others=None if others is None else tuple(others),
         ledger_head=head,
         accountant=made.accountant,
+        place=made.place,
     )
     replace(record, seconds=round(time.monotonic() - started, 1)).write(out)
     renew(out)
