@@ -58,7 +58,7 @@ def fill_tables(by_recipe: dict[str, list[Row]]) -> None:
 def fill_race() -> None:
     """The race against Opacus, as benchmarks/opacus_training.py left it."""
     row = json.loads(RACE.read_text(encoding="utf-8"))
-    lines = ["| | CPU milliseconds a step | accuracy % |", "|---|---|---|"]
+    lines = [f"```sh\n{row['command']}\n```\n", "| | CPU milliseconds a step | accuracy % |", "|---|---|---|"]
     for name in ("privet", "opacus"):
         title = "Privet" if name == "privet" else f"Opacus, {row['mode']}"
         lines.append(f"| {title} | {row['milliseconds_a_step'][name]:.0f} | {100 * row['accuracy'][name]:.2f} |")

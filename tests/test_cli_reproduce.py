@@ -38,6 +38,19 @@ def test_a_table_with_the_published_figure_and_the_difference(short, tmp_path):
     assert "| 50 at 2.9 (Nobody 2020) |" in line
     assert f"| {100 * rows[0]['accuracy'] - 50:+.2f} |" in line
     assert rows[0]["curve"][-1][0] == pytest.approx(1.0)
+    assert "last parameters" not in page.stdout
+
+
+def test_averaged_and_last_parameters_of_one_training_stand_beside_each_other(short, tmp_path):
+    short.write_text(short.read_text().replace("  clip:", "  average: 0.9\n  clip:", 1).replace(
+        "origins:", 'origins:\n  average: {source: convention, note: ""}'
+    ))  # fmt: skip
+    page = privet("reproduce", short, "--seeds", 1, "--epsilon", 3, "--out", tmp_path / "out")
+    assert page.exit_code == 0, page.output
+    kept = json.loads((tmp_path / "out" / "epsilon-3-seed-0.json").read_text())
+    assert kept["last"] != kept["accuracy"]
+    assert "| epsilon | accuracy % | last parameters % | seeds |" in page.stdout
+    assert f"| 3 | {100 * kept['accuracy']:.2f} | {100 * kept['last']:.2f} | 1 |" in page.stdout
 
 
 def test_what_is_there_is_not_computed_again_unless_the_recipe_changed(short, tmp_path, monkeypatch):

@@ -365,3 +365,20 @@ def test_a_method_resumes_with_its_history(tmp_path: Path) -> None:
     assert torch.equal(flat(resumed.model), flat(whole.model))
     again = go(tmp_path)
     assert again.steps == 15 and torch.equal(flat(again.model), flat(whole.model))
+
+
+def test_a_long_history_can_be_thinned() -> None:
+    from privet.methods import dpsgd
+
+    digits = privet.data.load("digits")
+    histories = {}
+    for every in (1, 2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        trained = dpsgd.train(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), digits.train, test=digits.test, batch_size=144, epochs=5,
+            noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, seed=0, measure_every=every,
+        )  # fmt: skip
+        histories[every] = {entry["step"]: entry["accuracy"] for entry in trained.history}
+    assert list(histories[1]) == [10, 20, 30, 40, 50] and list(histories[2]) == [20, 40, 50]
+    assert histories[2].items() <= histories[1].items()

@@ -73,6 +73,7 @@ def shown(recipe: Recipe, rows: list[Row]) -> str:
     """The table for a terminal, which is also one for a page."""
     from privet.recipes.methods import CLAIMED, method_named
 
+    averaged = any(row.last is not None for row in rows)
     several = len({row.method for row in rows}) > 1
     claimed = any(CLAIMED in method_named(row.method).title for row in rows)
     standing = "proved, but where the method says that it is only claimed" if claimed else "proved"
@@ -81,20 +82,24 @@ def shown(recipe: Recipe, rows: list[Row]) -> str:
         f"{recipe.title} ({recipe.data}, delta {rows[0].delta:g}, add/remove one record; Poisson sampling; "
         f"{by_whom}; {standing})",
         "",
-        f"|{' method |' * several} epsilon | accuracy % | seeds | published % | difference | CPU seconds |",
-        f"|{'---|' * several}---|---|---|---|---|---|",
+        f"|{' method |' * several} epsilon | accuracy % |{' last parameters % |' * averaged} seeds | published % | difference "
+        "| CPU seconds |",
+        f"|{'---|' * several}---|---|{'---|' * averaged}---|---|---|---|",
     ]
     for row in rows:
-        spread = f" ± {100 * row.std:.2f}" if row.std is not None else ""
         beside, difference = "", ""
         if paper := row.published(recipe):
             at = "" if paper.epsilon == row.epsilon else f" at {paper.epsilon:g}"
             beside = f"{paper.accuracy:g}{at} ({paper.by})"
             difference = f"{round(100 * row.accuracy - paper.accuracy, 2) + 0.0:+.2f}"
-        ours = f"{100 * row.accuracy:.2f}{spread}"
+        ours = _percent(row.accuracy, row.std) + f" | {_percent(row.last, row.last_std)}" * averaged
         by = f" {method_named(row.method).title} |" if several else ""
         lines.append(f"|{by} {row.epsilon:g} | {ours} | {row.seeds} | {beside} | {difference} | {row.seconds:.0f} |")
     return "\n".join(lines)
+
+
+def _percent(mean: float | None, std: float | None) -> str:
+    return "" if mean is None else f"{100 * mean:.2f}" + (f" ± {100 * std:.2f}" if std is not None else "")
 
 
 def _say(result: Result) -> None:

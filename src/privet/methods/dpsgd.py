@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from privet.data import Split
+from privet.errors import InputError
 from privet.privacy import Ledger
 from privet.training import BudgetExhausted, Plan, Private, make_private
 from privet.training.standing import OnStep as OnStep
@@ -29,8 +30,9 @@ class Trained:
     ledger: Ledger
     plan: Plan
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One entry for each epoch: step, epsilon, the mean loss of its steps, and the accuracy on the test records where there
-    are any. The loss is that of training records, without noise: for the eyes of whoever holds them."""
+    """One entry for each epoch, or every few: step, epsilon, the mean loss of its steps, and the accuracy on the test
+    records where there are any; where the model is averaged, the last entry also has the accuracy of the last parameters.
+    The loss is that of training records, without noise: for the eyes of whoever holds them."""
     steps: int = 0
     """How many steps were done: fewer than planned where the budget came to its end before."""
 
@@ -46,6 +48,7 @@ def train(
     on_step: OnStep | None = None,
     ledger: Ledger | None = None,
     views: int = 1,
+    measure_every: int = 1,
     **settings: Any,
 ) -> Trained:
     """Train a classifier privately.
@@ -61,8 +64,11 @@ def train(
             the batch: it is for the eyes of whoever holds the data, and not noised. Epsilon is computed
             a few times a second and after the last step: it may be a few steps old.
         ledger: where the steps are recorded.
+        measure_every: epochs from one entry of the history to the next. Its epsilon and its accuracy take time of their own.
     """
-    history = _History()
+    if measure_every < 1:
+        raise InputError(f"measure_every is a number of epochs from 1 on, not {measure_every}.")
+    history = _History(measure_every)
     private = make_private(
         model, optimizer, records, ledger=ledger, views=views, stateful={"history": history}, **settings
     )
@@ -78,6 +84,8 @@ def train(
         if history.last_step != private.steps_done:
             history.add(private, model, test)
     if private.average is not None:
+        if test is not None:
+            history.entries[-1]["last_accuracy"] = accuracy(model, test)
         private.average.keep()
     return Trained(model, private.ledger, private.plan, history.entries, private.steps_done)
 
@@ -110,14 +118,16 @@ def _loop(
         history.losses.append(float(value.detach()))
         if on_step is not None:
             on_step({"loss": history.losses[-1], **standing()})
-        if step // private.steps_per_epoch > history.last_step // private.steps_per_epoch:
+        if history.is_due(private):
             history.add(private, model, test)
 
 
 class _History:
     """The entries of the epochs, which a checkpoint keeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int) -> None:
+        self.every = every
+        """Epochs from one entry to the next."""
         self.entries: list[dict[str, Any]] = []
         self.losses: list[float] = []
         """Of the steps since the last entry; a step that drew no record has none."""
@@ -125,6 +135,10 @@ class _History:
     @property
     def last_step(self) -> int:
         return int(self.entries[-1]["step"]) if self.entries else 0
+
+    def is_due(self, private: Private) -> bool:
+        steps = self.every * private.steps_per_epoch
+        return private.steps_done // steps > self.last_step // steps
 
     def add(self, private: Private, model: nn.Module, test: Split | None) -> None:
         """Measure where the run stands; with an average, it is the averaged model that is measured."""

@@ -24,6 +24,8 @@ from privet.training.folder import RunFolder
 from privet.training.standing import OnStep
 
 _NUMBERS_AT_ONCE = 2**22
+_ENTRIES = 100
+"""So many entries has the history of a long training, about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +110,7 @@ def _train(
         prepared.train,
         test=prepared.test,
         on_step=on_step,
+        measure_every=max(1, round(steps * lot / records / _ENTRIES)),
         batch_size=lot,
         physical_batch_size=_physical(prepared.train, lot),
         steps=steps,

@@ -196,9 +196,9 @@ def _clipping(clipping: Clipping, norm: float) -> str:
 
 
 def _epochs(history: list[dict[str, Any]]) -> tuple[Epoch, ...]:
-    """One entry per epoch; one in which no record was drawn has no loss, and is left out."""
+    """The entries of the history; one in which no record was drawn has no loss, and is left out."""
     return tuple(
-        Epoch(number, entry["step"], entry["loss"], entry["epsilon"], entry.get("accuracy"))
-        for number, entry in enumerate(history, 1)
+        Epoch(max(1, round(entry["epoch"])), entry["step"], entry["loss"], entry["epsilon"], entry.get("accuracy"))
+        for entry in history
         if "loss" in entry
     )

@@ -42,6 +42,8 @@ class Result:
     key: str
     """Says which settings and records it belongs to."""
     method: str = "dpsgd"
+    last: float | None = None
+    """The accuracy of the last parameters, where `accuracy` is that of averaged ones."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class Row:
     recipe: str
     command: str
     curve: tuple[tuple[float, ...], ...]
+    last: float | None = None
+    """The mean accuracy of the last parameters, where `accuracy` is that of averaged ones."""
+    last_std: float | None = None
 
     def published(self, recipe: Recipe) -> Published | None:
         """The published figure nearest to this budget, if there is one within a tenth of it."""
@@ -144,6 +149,7 @@ def _result(
         curve=tuple(tuple(round(value, 5) for value in point) for point in [*points[:-1:every], points[-1]]),
         key=key,
         method=method,
+        last=fitted.history[-1].get("last_accuracy"),
     )
     write_whole(path, (json.dumps(dataclasses.asdict(result)) + "\n").encode(), mode=0o644)
     return result
@@ -152,7 +158,9 @@ def _result(
 def _row(
     recipe: Recipe, dataset: Dataset, method: str, epsilon: float, delta: float, results: Sequence[Result], command: str
 ) -> Row:
-    accuracies = [result.accuracy for result in results]
+    accuracy, std = _over_seeds([result.accuracy for result in results])
+    lasts = [result.last for result in results if result.last is not None]
+    last, last_std = _over_seeds(lasts) if len(lasts) == len(results) else (None, None)
     shortest = min(len(result.curve) for result in results)
     curves = zip(*(result.curve[:shortest] for result in results), strict=True)
     return Row(
@@ -160,14 +168,21 @@ def _row(
         method=method,
         epsilon=epsilon,
         delta=delta,
-        accuracy=round(statistics.fmean(accuracies), 6),
-        std=round(statistics.stdev(accuracies), 6) if len(accuracies) > 1 else None,
-        seeds=len(accuracies),
+        accuracy=accuracy,
+        std=std,
+        seeds=len(results),
         seconds=round(statistics.fmean(result.seconds for result in results), 1),
         recipe=recipe.name,
         command=command,
         curve=tuple((*points[0][:2], round(statistics.fmean(p[2] for p in points), 5)) for points in curves),
+        last=last,
+        last_std=last_std,
     )
+
+
+def _over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation; of one value there is none."""
+    return round(statistics.fmean(values), 6), round(statistics.stdev(values), 6) if len(values) > 1 else None
 
 
 def _key(recipe: Recipe, dataset: Dataset, method: str, epsilon: float, delta: float) -> str:
