@@ -6,6 +6,7 @@ from privet.models.linear import softmax_regression
 from privet.models.lstm import LSTMClassifier, LSTMLanguageModel
 from privet.models.mlp import pca_mlp
 from privet.models.on_features import scattering_linear
+from privet.models.resnet import resnet
 from privet.models.student import conv_student
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "conv_student",
     "crop_cnn",
     "pca_mlp",
+    "resnet",
     "scattering_linear",
     "softmax_regression",
     "tanh_cnn",

@@ -1,0 +1,267 @@
+"""Residual perturbation: Gaussian noise in every residual mapping of a network, in training and at test, as a value.
+
+It is applied to a network through hooks, which are gone afterwards; the network itself is never rewritten::
+
+    with ResidualPerturbation(gamma=0.5).apply(model):
+        scores = model(x)  # fresh noise in every call
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from privet.clipping.factors import clipping_factors
+from privet.clipping.rows import clipped_rows
+from privet.errors import InputError
+from privet.noise import GaussianNoise
+from privet.privacy import Event, NotPrivate
+from privet.privacy.residual import input_event, query_event, stream_event
+from privet.randomness import Source
+
+BLOCKS = ("ResidualBlock", "BasicBlock", "Bottleneck", "PreActBlock", "PreActBottleneck")
+"""Classes of blocks that are known by name: those of this library, of torchvision and of well-known scripts."""
+SHORTCUTS = ("shortcut", "downsample", "skip")
+"""What a block calls the part that brings the stream to the shape of its output."""
+PUBLISHED_BOUND = 30.0
+"""G, where nothing enforces one: the paper's."""
+
+
+@dataclass(frozen=True)
+class ResidualPerturbation:
+    """Strategy I adds ``gamma n`` to what leaves each residual block, strategy II ``gamma max(|x|, eta) n``, x being the stream.
+
+    Formal guarantees: noise is drawn afresh in every call, in training mode and in evaluation mode. `radius`, `bound` and
+    `weight_norm` are enforced by scaling down, record by record. What stands behind an epsilon is in the events.
+
+    Attributes:
+        gamma: of the noise in the stream.
+        strategy: "I" (additive) or "II" (multiplicative).
+        eta: the floor of the stream's magnitude under strategy II.
+        pi: strategy I: the deviation of the noise on the input, which asks for `radius`. Strategy II: that of the noise on
+            the last layer's scores, relative to the norm of that layer's input, which asks for `weight_norm`.
+        radius: R, to whose norm each input is clipped.
+        bound: G, or B under strategy II, to whose norm each residual mapping's output is clipped.
+        weight_norm: a, to which the last layer's weights and biases are scaled down together.
+    """
+
+    gamma: float
+    strategy: str = "I"
+    eta: float = 0.1
+    pi: float = 0.0
+    radius: float | None = None
+    bound: float | None = None
+    weight_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.strategy not in ("I", "II"):
+            raise InputError(f"The strategy of residual perturbation is 'I' or 'II', not {self.strategy!r}.")
+        for name in ("gamma", "pi"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is a number of at least 0, and is {getattr(self, name)!r}.")
+        for name in ("eta", "radius", "bound", "weight_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name} must be a positive number, and is {value!r}.")
+        if self.multiplicative and self.radius is not None:
+            raise InputError("Under strategy II there is no noise on the input: leave radius out.")
+        if not self.multiplicative and self.weight_norm is not None:
+            raise InputError("Under strategy I there is no noise on the last layer: leave weight_norm out.")
+        if self.pi and (self.weight_norm if self.multiplicative else self.radius) is None:
+            needed = "weight_norm" if self.multiplicative else "radius"
+            raise InputError(f"Noise of deviation pi hides what is bounded only: give {needed}, too.")
+
+    @property
+    def multiplicative(self) -> bool:
+        return self.strategy == "II"
+
+    def apply(
+        self, model: nn.Module, *, blocks: Sequence[str] | None = None, source: Source | None = None
+    ) -> AppliedPerturbation:
+        """Put the noise into a network, until `remove` is called or the ``with`` that it was given to ends.
+
+        Args:
+            model: any network with residual blocks.
+            blocks: the names of its residual blocks, as in ``model.named_modules()``; without them, those whose class is
+                known by name.
+            source: of the noise; torch's own generator without one. A secure source serves the noise on the input,
+                from which proofs come; noise in the stream then comes from torch's own generator.
+        """
+        return AppliedPerturbation(self, model, blocks, source)
+
+    def epoch(self, blocks: int) -> Event:
+        """What an epoch of training costs, in which each record is seen once; for replacing a record's input.
+
+        Formal guarantees: with `pi`, it is proved for public labels, and gamma adds nothing. Without it, strategy I is only
+        claimed. Strategy II protects answers and not weights: weights that were trained by it are not private.
+        """
+        if self.multiplicative or not (self.pi or self.gamma):
+            return NotPrivate()
+        if self.pi and self.radius is not None:
+            return input_event(self.pi, self.radius)
+        return stream_event(self.gamma, self.bound or PUBLISHED_BOUND, blocks)
+
+    def query(self, blocks: int, heads: int = 1) -> Event:
+        """What one answer costs under strategy II, where the weights stay hidden."""
+        if not self.multiplicative:
+            raise InputError("Answers are protected by strategy II alone: the weights of strategy I may be released.")
+        if not (self.gamma and self.pi) or self.bound is None or self.weight_norm is None:
+            raise InputError("An answer is protected by gamma, bound, pi and weight_norm together: give all four.")
+        return query_event(
+            self.gamma,
+            self.pi,
+            bound=self.bound,
+            floor=self.eta,
+            weight_norm=self.weight_norm,
+            blocks=blocks,
+            heads=heads,
+        )
+
+
+class AppliedPerturbation:
+    """Noise in a network, for as long as it is there."""
+
+    def __init__(
+        self,
+        perturbation: ResidualPerturbation,
+        model: nn.Module,
+        blocks: Sequence[str] | None,
+        source: Source | None,
+    ) -> None:
+        self.perturbation = perturbation
+        self.blocks = _found(model, blocks)
+        """The names of the blocks that have noise."""
+        self.heads: tuple[str, ...] = ()
+        """The names of the last layers that have noise: under strategy II with pi."""
+        self._input_source: Source | None = source
+        self._generator = source if isinstance(source, torch.Generator) else None
+        self._streams: dict[nn.Module, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+        self._modules = {name: model.get_submodule(name) for name in self.blocks}
+        if perturbation.radius is not None:
+            self._handles.append(model.register_forward_pre_hook(self._noisy_input))
+        for block in self._modules.values():
+            for child in (getattr(block, name, None) for name in SHORTCUTS):
+                if isinstance(child, nn.Module):
+                    self._handles.append(child.register_forward_hook(self._remember))
+                    break
+            self._handles.append(block.register_forward_hook(self._noisy_block))
+        if perturbation.multiplicative and perturbation.pi:
+            self.heads = _heads(model, self.blocks)
+            for name in self.heads:
+                self._handles.append(model.get_submodule(name).register_forward_hook(self._noisy_scores))
+
+    def remove(self) -> None:
+        """Take the noise out again."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def __enter__(self) -> AppliedPerturbation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _noisy_input(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self.perturbation.radius is not None
+        rows = clipped_rows(args[0], self.perturbation.radius)
+        if not self.perturbation.pi:
+            return (rows.tensors["rows"], *args[1:])
+        noise = GaussianNoise(self.perturbation.pi / self.perturbation.radius)
+        noisy = noise.add(rows, self._input_source or torch.default_generator)["rows"]
+        return (noisy.to(args[0].dtype), *args[1:])
+
+    def _remember(self, shortcut: nn.Module, _: tuple[Any, ...], stream: Tensor) -> None:
+        self._streams[shortcut] = stream
+
+    def _noisy_block(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        how = self.perturbation
+        stream = self._stream(block, args[0], out) if how.multiplicative or how.bound is not None else None
+        if how.bound is not None:
+            skipped = getattr(block, "shortcut", stream) is None
+            assert stream is not None or skipped
+            residual = out if skipped or stream is None else out - stream
+            residual = _clipped(residual, how.bound)
+            out = residual if skipped or stream is None else stream + residual
+        if not how.gamma:
+            return out
+        noise = self._noise(out, how.gamma)
+        if how.multiplicative:
+            assert stream is not None
+            return out + stream.abs().clamp(min=how.eta) * noise
+        return out + noise
+
+    def _stream(self, block: nn.Module, x: Tensor, out: Tensor) -> Tensor | None:
+        """The stream at the shape of the block's output."""
+        for name in SHORTCUTS:
+            shortcut = getattr(block, name, None)
+            if isinstance(shortcut, nn.Module) and shortcut in self._streams:
+                return self._streams.pop(shortcut)
+        if x.shape == out.shape:
+            return x
+        if not self.perturbation.multiplicative and getattr(block, "shortcut", x) is None:
+            return None
+        raise InputError(
+            f"A {type(block).__name__} turns {tuple(x.shape[1:])} into {tuple(out.shape[1:])}, and has no part named "
+            f"{', '.join(SHORTCUTS)} that does so to the stream: strategy II and bounds need one."
+        )
+
+    def _noisy_scores(self, head: nn.Module, args: tuple[Any, ...], scores: Tensor) -> Tensor:
+        assert isinstance(head, nn.Linear) and self.perturbation.weight_norm is not None
+        squares = head.weight.square().sum() + (0 if head.bias is None else head.bias.square().sum())
+        lengths = args[0].square().sum(-1, keepdim=True)
+        if head.bias is not None:  # the bias is the weight of an input that is always 1
+            lengths = lengths + 1
+        scaled = scores * clipping_factors(squares.sqrt(), self.perturbation.weight_norm)
+        return scaled + lengths.sqrt() * self._noise(scores, self.perturbation.pi)
+
+    def _noise(self, like: Tensor, deviation: float) -> Tensor:
+        # Normal numbers are drawn four times as fast into a vector as into a tensor of another layout.
+        flat = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
+        flat.normal_(0.0, deviation, generator=self._generator)
+        if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
+            return flat.as_strided(like.shape, like.stride())
+        return flat.view(like.shape)
+
+
+def _found(model: nn.Module, blocks: Sequence[str] | None) -> tuple[str, ...]:
+    modules = dict(model.named_modules())
+    if blocks is not None:
+        for name in blocks:
+            if name not in modules:
+                raise InputError(f"The model has no part named {name!r}: name its residual blocks.")
+        return tuple(blocks)
+    found = tuple(name for name, module in modules.items() if type(module).__name__ in BLOCKS)
+    if not found:
+        raise InputError(
+            f"No part of the {type(model).__name__} is a {' or a '.join(BLOCKS[:3])}: name its residual blocks with blocks=."
+        )
+    return found
+
+
+def _heads(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
+    """The last linear layer of each network: of a member of an ensemble, the one that shares its prefix."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    prefixes = dict.fromkeys(name.rsplit(".", 1)[0] if name.startswith("members.") else "" for name in blocks)
+    heads = []
+    for prefix in prefixes:
+        own = [name for name in linear if name.startswith(prefix)]
+        if not own:
+            raise InputError("Strategy II with pi puts noise on a last linear layer, and the model has none.")
+        heads.append(own[-1])
+    return tuple(heads)
+
+
+def _clipped(rows: Tensor, bound: float) -> Tensor:
+    """Each row scaled down to a norm of at most `bound`; gradients flow through the factor, too."""
+    factors = clipping_factors(rows.flatten(1).norm(dim=1), bound)
+    return rows * factors.view(-1, *[1] * (rows.ndim - 1))
