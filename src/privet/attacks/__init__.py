@@ -6,6 +6,7 @@ from privet.attacks.inversion import class_means, draw_inversion, invert
 from privet.attacks.lira import lira
 from privet.attacks.loss_threshold import LossThreshold, membership_scores
 from privet.attacks.membership import membership
+from privet.attacks.reversal import Reversed, convolved, draw_reversal, reverse
 from privet.attacks.roc import Interval, Operating, Roc
 from privet.attacks.shadow import ShadowAttack, quarters
 from privet.attacks.synthetic import closest_records, density_ratio, distance_attack, exact_copies
@@ -16,13 +17,16 @@ __all__ = [
     "Interval",
     "LossThreshold",
     "Operating",
+    "Reversed",
     "Roc",
     "ShadowAttack",
     "class_means",
     "closest_records",
+    "convolved",
     "density_ratio",
     "distance_attack",
     "draw_inversion",
+    "draw_reversal",
     "exact_copies",
     "fresh",
     "invert",
@@ -33,6 +37,7 @@ __all__ = [
     "outside",
     "quarters",
     "reconstruct",
+    "reverse",
     "singling_out",
     "span",
 ]

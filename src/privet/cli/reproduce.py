@@ -11,21 +11,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privet.cli import comparisons
 from privet.cli.program import AsJson, app
 from privet.cli.progress import fetching, training
 from privet.cli.train import Delta, check_budget, recipe_names
+from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.recipes import Recipe
     from privet.recipes.table import Result, Row
 
 
+def _names() -> list[str]:
+    from privet.recipes import comparison
+
+    return [*recipe_names(), *comparison.names(), comparisons.REVERSAL]
+
+
 @app.command("reproduce", epilog="Example:  privet reproduce abadi-mnist --seeds 3")
 def reproduce(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe by name, or a .yaml file.", autocompletion=recipe_names, metavar="RECIPE")
+        str,
+        typer.Argument(
+            help="A recipe or a comparison by name, or a .yaml file.", autocompletion=_names, metavar="RECIPE"
+        ),
     ],
-    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...", min=1)] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="How many seeds: 0, 1, ...; without it, 3 of a recipe and 1 of a comparison.", min=1),
+    ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="A budget, and more with more of it; without it, those of the recipe.")
     ] = None,
@@ -35,9 +49,33 @@ def reproduce(
         typer.Option(help="Where each training's figures are kept; what is there is not computed again."),
     ] = None,
     results: Annotated[Path | None, typer.Option(help="A JSON file of results to put the rows into.")] = None,
+    records: Annotated[
+        str | None, typer.Option("--data", help="For a comparison: other records, for example folder:PATH.")
+    ] = None,
+    line: Annotated[
+        list[int] | None, typer.Option(help="For a comparison: only this line of its table, and more with more of it.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="For wang-reversal: the picture to recover.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe at every budget over several seeds, and print the published figures beside ours."""
+    """Run a recipe at every budget over several seeds, and print the published figures beside ours.
+
+    A comparison trains a network in several ways, attacks each, and draws the ROC curves; wang-reversal draws what can be
+    recovered from a network's features.
+    """
+    if recipe == comparisons.REVERSAL:
+        comparisons.reversal(out, image, as_json)
+        return
+    from privet.recipes import comparison
+
+    if comparison.is_comparison(recipe):
+        comparisons.compare(
+            recipe, data=records, seeds=seeds or 1, lines=line or (), out=out, results=results, as_json=as_json
+        )
+        return
+    if records is not None or line:
+        raise InputError(f"--data and --line belong to a comparison, and {recipe} is a recipe.")
+    seeds = seeds or 3
     from privet import data, recipes
     from privet.recipes import table
 

@@ -83,7 +83,12 @@ class ResidualPerturbation:
         return self.strategy == "II"
 
     def apply(
-        self, model: nn.Module, *, blocks: Sequence[str] | None = None, source: Source | None = None
+        self,
+        model: nn.Module,
+        *,
+        blocks: Sequence[str] | None = None,
+        source: Source | None = None,
+        at_test: bool = True,
     ) -> AppliedPerturbation:
         """Put the noise into a network, until `remove` is called or the ``with`` that it was given to ends.
 
@@ -93,8 +98,9 @@ class ResidualPerturbation:
                 known by name.
             source: of the noise; torch's own generator without one. A secure source serves the noise on the input,
                 from which proofs come; noise in the stream then comes from torch's own generator.
+            at_test: whether there is noise in evaluation mode, too, as published. Without it the noise is a regulariser.
         """
-        return AppliedPerturbation(self, model, blocks, source)
+        return AppliedPerturbation(self, model, blocks, source, at_test)
 
     def epoch(self, blocks: int) -> Event:
         """What an epoch of training costs, in which each record is seen once; for replacing a record's input.
@@ -134,8 +140,9 @@ class AppliedPerturbation:
         model: nn.Module,
         blocks: Sequence[str] | None,
         source: Source | None,
+        at_test: bool = True,
     ) -> None:
-        self.perturbation = perturbation
+        self.perturbation, self.at_test = perturbation, at_test
         self.blocks = _found(model, blocks)
         """The names of the blocks that have noise."""
         self.heads: tuple[str, ...] = ()
@@ -171,8 +178,10 @@ class AppliedPerturbation:
     ) -> None:
         self.remove()
 
-    def _noisy_input(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _noisy_input(self, model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         assert self.perturbation.radius is not None
+        if not (self.at_test or model.training):
+            return args
         rows = clipped_rows(args[0], self.perturbation.radius)
         if not self.perturbation.pi:
             return (rows.tensors["rows"], *args[1:])
@@ -185,6 +194,8 @@ class AppliedPerturbation:
 
     def _noisy_block(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         how = self.perturbation
+        if not (self.at_test or block.training):
+            return out
         stream = self._stream(block, args[0], out) if how.multiplicative or how.bound is not None else None
         if how.bound is not None:
             skipped = getattr(block, "shortcut", stream) is None
@@ -217,12 +228,15 @@ class AppliedPerturbation:
 
     def _noisy_scores(self, head: nn.Module, args: tuple[Any, ...], scores: Tensor) -> Tensor:
         assert isinstance(head, nn.Linear) and self.perturbation.weight_norm is not None
+        if not (self.at_test or head.training):
+            return scores
         squares = head.weight.square().sum() + (0 if head.bias is None else head.bias.square().sum())
         lengths = args[0].square().sum(-1, keepdim=True)
         if head.bias is not None:  # the bias is the weight of an input that is always 1
             lengths = lengths + 1
         scaled = scores * clipping_factors(squares.sqrt(), self.perturbation.weight_norm)
-        return scaled + lengths.sqrt() * self._noise(scores, self.perturbation.pi)
+        noisy: Tensor = scaled + lengths.sqrt() * self._noise(scores, self.perturbation.pi)
+        return noisy
 
     def _noise(self, like: Tensor, deviation: float) -> Tensor:
         # Normal numbers are drawn four times as fast into a vector as into a tensor of another layout.

@@ -1,7 +1,6 @@
 """Residual perturbation as published: ordinary training of a perturbed network, every epoch in the ledger.
 
-`train` is the paper's; an `Answering` network serves strategy II. The sound practical form is DP-SGD on a network with group norm,
-with gamma as a regulariser: ``with perturbation.apply(model): dpsgd.train(model, ...)``.
+`train` is the paper's, and an `Answering` network serves strategy II; `train_by_dpsgd` is the sound practical form.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from privet.data import Split
 from privet.errors import InputError
+from privet.methods import dpsgd
 from privet.methods.dpsgd import OnStep, accuracy
 from privet.methods.perturbation import AppliedPerturbation, ResidualPerturbation
 from privet.privacy import Event, Ledger, Relation
@@ -127,7 +127,7 @@ def train(
             inputs, labels = records.batch(chosen)
             optimizer.zero_grad()
             value = loss(model(_as_the_weights(inputs, model)), labels)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             optimizer.step()
             total += float(value.detach()) * len(chosen)
             if on_step is not None:
@@ -138,6 +138,24 @@ def train(
         history[-1]["accuracy"] = accuracy(model, test)
     model.eval()
     return Perturbed(model, applied, ledger, steps, history)
+
+
+def train_by_dpsgd(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    records: Split,
+    *,
+    perturbation: ResidualPerturbation,
+    blocks: Sequence[str] | None = None,
+    **settings: Any,
+) -> dpsgd.Trained:
+    """DP-SGD on a network without batch norm, with the noise in its stream as a regulariser, in training alone.
+
+    Formal guarantees: those of DP-SGD. A record's noise in the stream depends on no other record, so that its gradient is
+    clipped as ever; it adds nothing to the proof. `settings` are those of `privet.methods.dpsgd.train`.
+    """
+    with perturbation.apply(model, blocks=blocks, at_test=False):
+        return dpsgd.train(model, optimizer, records, **settings)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,13 @@ from privet.errors import InputError
 WIDTHS = (16, 32, 64)
 
 
+class Centred(nn.Module):
+    """Pixels between 0 and 1 become numbers about zero, by constants that nobody's data chose."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 4 * (x - 0.5)
+
+
 class Shortcut(nn.Module):
     """The stream on a coarser grid with more maps: every other pixel, and maps of zeros behind. Nothing is learnt."""
 
@@ -81,7 +88,7 @@ def resnet(
 
 
 def _network(channels: int, classes: int, blocks: int, skips: bool, groups: int) -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(channels, WIDTHS[0], 3, 1, 1, bias=False)]
+    layers: list[nn.Module] = [Centred(), nn.Conv2d(channels, WIDTHS[0], 3, 1, 1, bias=False)]
     width = WIDTHS[0]
     for stage, outputs in enumerate(WIDTHS):
         for number in range(blocks):

@@ -86,8 +86,7 @@ class Theorem1:
             delta=self.delta,
             share=self.share,
             positive={
-                name: getattr(self, name)
-                for name in ("steps", "batch_size", "records", "blocks", "bound", "radius")
+                name: getattr(self, name) for name in ("steps", "batch_size", "records", "blocks", "bound", "radius")
             },
         )
 

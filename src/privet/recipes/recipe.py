@@ -125,14 +125,7 @@ class Recipe:
         if not self.budgets or not all(row.get("epsilon", 0) > 0 for row in self.budgets):
             raise MisfitError("'budgets' needs at least one row, each with its epsilon")
         stated = set(self.settings).union(*self.budgets) - {"epsilon"}
-        for name in sorted(stated | {"model"}):
-            if name not in self.origins:
-                raise MisfitError(f"'origins' does not say where '{name}' came from")
-        for name, origin in self.origins.items():
-            if origin.source not in ORIGINS:
-                raise MisfitError(
-                    f"'origins.{name}.source' is {origin.source!r} and should be one of {', '.join(ORIGINS)}"
-                )
+        check_origins(self.origins, stated | {"model"})
         if self.model.name not in models.__all__:
             raise MisfitError(f"'model.name' is {self.model.name!r}, which is no model of privet.models")
         for epsilon in self.epsilons:
@@ -149,6 +142,16 @@ class Recipe:
         given = self.settings | {name: value for name, value in nearest.items() if name != "epsilon"}
         whole = {f.name for f in dataclasses.fields(Settings) if f.type == "int"}
         return build(Settings, {name: int(value) if name in whole else value for name, value in given.items()})
+
+
+def check_origins(origins: dict[str, Origin], stated: set[str]) -> None:
+    """Raise unless everything that is stated says where it came from."""
+    for name in sorted(stated):
+        if name not in origins:
+            raise MisfitError(f"'origins' does not say where '{name}' came from")
+    for name, origin in origins.items():
+        if origin.source not in ORIGINS:
+            raise MisfitError(f"'origins.{name}.source' is {origin.source!r} and should be one of {', '.join(ORIGINS)}")
 
 
 @cache
