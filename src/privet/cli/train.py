@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.data import Dataset
+    from privet.methods.perturbation import ResidualPerturbation
     from privet.recipes import Recipe
     from privet.report import OtherRun, RunRecord
 
@@ -30,6 +31,15 @@ class Method(StrEnum):
 
     dpsgd = "dpsgd"
     optimized_noise = "optimized-noise"
+    residual = "residual"
+    residual_dpsgd = "residual-dpsgd"
+
+
+class Strategy(StrEnum):
+    """Of residual perturbation."""
+
+    additive = "I"
+    multiplicative = "II"
 
 
 class Form(StrEnum):
@@ -92,6 +102,21 @@ def train(
         bool,
         typer.Option("--as-published", help="optimized-noise as it was published: its epsilon is claimed, not proved."),
     ] = False,
+    gamma: Annotated[
+        float | None,
+        typer.Option(
+            help="Of residual: the noise in every residual block (0.5 without it); its epsilon is only claimed."
+        ),
+    ] = None,
+    strategy: Annotated[
+        Strategy, typer.Option(help="Of residual: additive noise, or in proportion.")
+    ] = Strategy.additive,
+    pi: Annotated[
+        float, typer.Option(help="Of residual: the noise on the input, from which a proof comes.", min=0)
+    ] = 0.0,
+    radius: Annotated[float, typer.Option(help="Of residual with --pi: the norm to which inputs are clipped.")] = 30.0,
+    ensemble: Annotated[int, typer.Option(help="Of residual: how many networks are averaged.", min=1)] = 1,
+    epochs: Annotated[int | None, typer.Option(help="Of residual: passes over the records.", min=1)] = None,
     tuned_from: TunedFrom = None,
     seed: Seed = None,
     as_json: AsJson = False,
@@ -100,20 +125,50 @@ def train(
     check_budget(epsilon, delta)
     check_free(out, resume)
     key = _method(method, form, as_published)
+    perturbation = _perturbation(method, gamma, strategy, pi, radius, ensemble, epochs)
     from privet import recipes, report
 
+    if method is Method.residual and (recipe is not None or resume):
+        raise InputError("residual has a schedule of its own and starts anew: leave --recipe and --resume out.")
+    if method is Method.residual_dpsgd and recipe is None:
+        recipe = "resnet-dpsgd"
     chosen = recipes.load(recipe) if recipe is not None else None
     dataset = load_records(data, str(schema) if schema else None)
+    others = report.find_others(out, dataset.fingerprint, tuned_from or ())
+    if method is Method.residual:
+        assert perturbation is not None
+        from privet.recipes.residual_run import run_residual
+
+        with training(delta) as show:
+            record = run_residual(
+                dataset,
+                out,
+                perturbation,
+                members=ensemble,
+                epochs=epochs,
+                delta=delta,
+                seed=seed,
+                command=("privet", *sys.argv[1:]),
+                source=data,
+                schema=str(schema) if schema else "",
+                others=others,
+                on_step=show,
+            )
+        say(record, out, as_json)
+        return
     why = "you asked for it"
     if chosen is None:
         chosen, why = recipes.pick(dataset)
     if not as_json:
         typer.echo(f"Recipe {chosen.name}, because {why}: {chosen.title}.")
         typer.echo(chosen.why)
+    if method is Method.residual_dpsgd:
+        chosen = chosen.with_arguments(members=ensemble)
     record = train_by(
         chosen,
         dataset,
         out,
+        options={"perturbation": perturbation} if perturbation is not None else None,
         epsilon=epsilon,
         delta=delta,
         method=key,
@@ -121,13 +176,38 @@ def train(
         resume=resume,
         source=data,
         schema=str(schema) if schema else "",
-        others=report.find_others(out, dataset.fingerprint, tuned_from or ()),
+        others=others,
     )
     say(record, out, as_json)
 
 
+def _perturbation(
+    method: Method,
+    gamma: float | None,
+    strategy: Strategy,
+    pi: float,
+    radius: float,
+    ensemble: int,
+    epochs: int | None,
+) -> ResidualPerturbation | None:
+    if method not in (Method.residual, Method.residual_dpsgd):
+        if gamma is not None or pi or ensemble > 1 or epochs is not None or strategy is not Strategy.additive:
+            raise InputError("--gamma, --strategy, --pi, --ensemble and --epochs belong to --method residual.")
+        return None
+    if method is Method.residual_dpsgd and (pi or epochs is not None):
+        raise InputError("--pi and --epochs belong to --method residual: residual-dpsgd has its proof from DP-SGD.")
+    from privet.methods.perturbation import ResidualPerturbation
+
+    chosen = 0.5 if gamma is None else gamma
+    if strategy is Strategy.multiplicative and pi:
+        raise InputError("--pi is the noise on the input of strategy I.")
+    if method is Method.residual and not (chosen or pi):
+        raise InputError("Without --gamma and --pi there is no noise: give one of them.")
+    return ResidualPerturbation(chosen, strategy.value, pi=pi, radius=radius if pi else None)
+
+
 def _method(method: Method, form: Form, as_published: bool) -> str:
-    if method is Method.dpsgd:
+    if method is not Method.optimized_noise:
         if as_published or form is not Form.grouped:
             raise InputError("--form and --as-published belong to --method optimized-noise.")
         return method.value
@@ -168,6 +248,7 @@ def train_by(
     delta: float,
     seed: int | None,
     method: str = "dpsgd",
+    options: Mapping[str, Any] | None = None,
     resume: bool = False,
     source: str = "",
     schema: str = "",
@@ -190,6 +271,7 @@ def train_by(
             epsilon=epsilon,
             delta=delta,
             method=method,
+            options=options,
             seed=seed,
             command=command or ("privet", *sys.argv[1:]),
             resume=resume,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def fit(
     epsilon: float,
     delta: float,
     method: str = "dpsgd",
+    options: Mapping[str, Any] | None = None,
     seed: int | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -66,6 +68,7 @@ def fit(
         dataset: its training records are protected; the accuracy after each epoch is measured on its test records.
         epsilon, delta: the budget.
         method: how to train; one of `privet.recipes.methods.METHODS`.
+        options: what the method takes beside the recipe's settings.
         seed: makes the run repeatable, for experiments; a run that is released has none.
         folder: where the run keeps its ledger, its releases and its checkpoints; without it, in memory.
         resume: continue the run in `folder` where there is one.
@@ -82,7 +85,7 @@ def fit(
     try:
         releases = Releases(ledger, _before_training(seed), folder)
         prepared = prepare(recipe, settings, dataset, model, releases, progress)
-        trained = _train(chosen, settings, prepared, epsilon, delta, seed, run or ledger, on_step)
+        trained = _train(chosen, settings, prepared, epsilon, delta, seed, run or ledger, on_step, options or {})
     finally:
         if run is not None:
             run.close()
@@ -98,6 +101,7 @@ def _train(
     seed: int | None,
     kept: RunFolder | Ledger,
     on_step: OnStep | None,
+    options: Mapping[str, Any],
 ) -> dpsgd.Trained:
     records = len(prepared.train)
     lot = round(settings.sampling_rate * records)
@@ -125,6 +129,7 @@ def _train(
         scheduler=_falling(optimizer, settings) if settings.decay_epochs else None,
         seed=seed,
         **where,
+        **options,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from privet.errors import InputError
-from privet.methods import dpsgd, optimized_noise
+from privet.methods import dpsgd, optimized_noise, residual_perturbation
 
 CLAIMED = "only claimed"
 
@@ -52,6 +52,7 @@ _ALL = (
         partial(optimized_noise.train, as_published=True),
         accountant="strong",
     ),
+    Method("residual-dpsgd", "DP-SGD, residual perturbation as a regulariser", residual_perturbation.train_by_dpsgd),
 )
 METHODS = {method.key: method for method in _ALL}
 

@@ -136,6 +136,11 @@ class Recipe:
         """The budgets that the recipe was made for."""
         return tuple(row["epsilon"] for row in self.budgets)
 
+    def with_arguments(self, **arguments: int) -> Recipe:
+        """The same recipe with other arguments of its model."""
+        network = dataclasses.replace(self.model, arguments=self.model.arguments | arguments)
+        return dataclasses.replace(self, model=network)
+
     def at(self, epsilon: float) -> Settings:
         """The settings for a budget: those of the nearest one that the recipe was made for, in ratio."""
         nearest = min(self.budgets, key=lambda row: abs(math.log(row["epsilon"] / epsilon)))

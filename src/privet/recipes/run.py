@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -50,6 +50,7 @@ def run(
     seed: int | None,
     command: Sequence[str],
     method: str = "dpsgd",
+    options: Mapping[str, Any] | None = None,
     resume: bool = False,
     source: str = "",
     schema: str = "",
@@ -61,7 +62,7 @@ def run(
     """Train, attack, and leave the ledger, the weights, the record, the card and the page in `out`.
 
     Killed before the record is written, it goes on with `resume`; then its working files are removed. `others` are the
-    other runs on these records that the card counts, as `privet.report.find_others` gives them.
+    other runs on these records that the card counts, as `privet.report.find_others` gives them; `options` go to the method.
     """
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     with logged(out, on_step) as log:
@@ -71,25 +72,14 @@ def run(
             epsilon=epsilon,
             delta=delta,
             method=method,
+            options=options,
             seed=seed,
             folder=out,
             resume=resume,
             on_step=log,
             progress=progress,
         )
-    public = (source or dataset.name) in CATALOGUE
-    about = DataSummary(
-        name=dataset.name,
-        fingerprint=mark_of(dataset.fingerprint, out, public=public),
-        training_records=len(dataset.train),
-        test_records=len(dataset.test),
-        classes=dataset.classes,
-        note=note,
-        source=source,
-        schema=schema,
-        public=public,
-        shape=tuple(dataset.shape),
-    )
+    about = summary(dataset, out, source, schema, note)
     record = _record(recipe, dataset, fitted, out, delta=delta, seed=seed, command=command, about=about)
     seconds = round(time.monotonic() - started, 1)
     replace(record, created=created, seconds=seconds, others=None if others is None else tuple(others)).write(out)
@@ -117,6 +107,27 @@ def staged(out: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def summary(dataset: Dataset, out: Path, source: str, schema: str, note: str = "") -> DataSummary:
+    """Which records, for the record of the run in `out`."""
+    public = (source or dataset.name) in CATALOGUE
+    return DataSummary(
+        name=dataset.name,
+        fingerprint=mark_of(dataset.fingerprint, out, public=public),
+        training_records=len(dataset.train),
+        test_records=len(dataset.test),
+        classes=dataset.classes,
+        note=note,
+        source=source,
+        schema=schema,
+        public=public,
+        shape=tuple(dataset.shape),
+    )
+
+
+def title_of(dataset: Dataset) -> str:
+    return f"A private classifier of {_TITLES.get(dataset.name, dataset.name)}"
+
+
 def _record(
     recipe: Recipe,
     dataset: Dataset,
@@ -133,7 +144,7 @@ def _record(
     # The records went through the model once; the attack looks at what came out.
     roc = LossThreshold()(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
     return RunRecord(
-        title=f"A private classifier of {_TITLES.get(dataset.name, dataset.name)}",
+        title=title_of(dataset),
         method=fitted.method.title,
         created="",
         command=tuple(command),
@@ -151,8 +162,8 @@ def _record(
         ),
         settings=_settings(recipe, fitted),
         history=_epochs(fitted.history),
-        test_accuracy=_accuracy(others, dataset.test.labels),
-        training_accuracy=_accuracy(members, dataset.train.labels),
+        test_accuracy=fraction_right(others, dataset.test.labels),
+        training_accuracy=fraction_right(members, dataset.train.labels),
         ledger_head=fitted.ledger.head,
         attack=AttackResult.of("Loss threshold", roc),
     )
@@ -161,7 +172,8 @@ def _record(
 _TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
-def _accuracy(outputs: Tensor, labels: Tensor) -> float:
+def fraction_right(outputs: Tensor, labels: Tensor) -> float:
+    """Of how many records the likeliest class is the label."""
     return int((outputs.argmax(1) == labels).sum()) / len(labels)
 
 

@@ -17,6 +17,7 @@ from privet.attacks import Operating, Roc
 from privet.audit import Audit
 from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.methods.perturbation import ResidualPerturbation
 from privet.privacy import Ledger, Spent, accountant_names
 from privet.report.plain import MisfitError, build
 
@@ -53,6 +54,8 @@ class ModelSummary:
     parameters: int
     arguments: dict[str, int] = field(default_factory=dict)
     weights: str = ""
+    perturbation: ResidualPerturbation | None = None
+    """Noise that is in the model's answers, too."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,10 @@ def save_weights(model: nn.Module, folder: Path) -> str:
 
 
 def load_model(record: RunRecord, folder: Path) -> nn.Module:
-    """The run's model as it was when it was saved; only a model of `privet.models` can be named."""
+    """The run's model as it was when it was saved, with noise where its answers have noise.
+
+    Only a model of `privet.models` can be named.
+    """
     if not record.model.weights:
         raise InputError(f"{folder}: this run kept no weights, so there is no model to load; run the command again.")
     if record.model.name not in models.__all__:
@@ -39,4 +42,6 @@ def load_model(record: RunRecord, folder: Path) -> nn.Module:
     except (SafetensorError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: the weights do not fit the record ({reason}); run the command again.") from None
+    if record.model.perturbation is not None:
+        record.model.perturbation.apply(model)
     return model

@@ -1,0 +1,131 @@
+"""A run of residual perturbation as published: trained, attacked, and told in the same folder as every other run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from privet.attacks import LossThreshold
+from privet.data import Dataset
+from privet.errors import InputError
+from privet.methods.perturbation import ResidualPerturbation
+from privet.methods.residual_perturbation import UNIT, Perturbed, Schedule, train
+from privet.models import resnet
+from privet.privacy import Ledger, Relation
+from privet.recipes import comparison
+from privet.recipes.comparison import Comparison
+from privet.recipes.prepare import scores
+from privet.recipes.run import OnStep, fraction_right, summary, title_of
+from privet.report import AttackResult, Epoch, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
+
+PATCH = (3, 50, 50)
+
+
+def pick_comparison(dataset: Dataset) -> Comparison:
+    """Whose schedule fits the records: the paper's for patches of 50x50, a shorter one for everything else."""
+    return comparison.load("wang-idc" if dataset.shape == PATCH else "wang-cifar10")
+
+
+def run_residual(
+    dataset: Dataset,
+    out: Path,
+    perturbation: ResidualPerturbation,
+    *,
+    members: int,
+    epochs: int | None,
+    delta: float,
+    seed: int | None,
+    command: Sequence[str],
+    source: str = "",
+    schema: str = "",
+    others: Sequence[OtherRun] | None = None,
+    on_step: OnStep | None = None,
+) -> RunRecord:
+    """Train a residual network with noise in its stream, attack it, and leave everything in `out`."""
+    if len(dataset.shape) != 3:
+        raise InputError(f"A residual network is for images, and the records of {dataset.name} are not.")
+    started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    chosen = pick_comparison(dataset)
+    schedule = chosen.schedule if epochs is None else _shortened(chosen.schedule, epochs)
+    arguments = {
+        "channels": dataset.shape[0],
+        "classes": len(dataset.classes),
+        "depth": chosen.depth,
+        "members": members,
+    }
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = resnet(dataset.shape[0], len(dataset.classes), chosen.depth, members)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    out.mkdir(parents=True, exist_ok=True)
+    with Ledger(out / "ledger.jsonl", relation=Relation.REPLACE_ONE, unit=UNIT) as ledger:
+        done = train(
+            model, dataset.train, perturbation, schedule, delta=delta, ledger=ledger, seed=seed, on_step=on_step
+        )
+    inside, outside = scores(model, dataset.train), scores(model, dataset.test)
+    roc = LossThreshold()(lambda given: given, (inside, dataset.train.labels), (outside, dataset.test.labels))
+    record = RunRecord(
+        title=title_of(dataset),
+        method="Residual perturbation, as published",
+        created=created,
+        command=tuple(command),
+        seconds=round(time.monotonic() - started, 1),
+        delta=delta,
+        seeds=dict.fromkeys(("model", "sampling", "noise"), "secure" if seed is None else str(seed)),
+        environment=versions(),
+        data=summary(dataset, out, source, schema),
+        model=ModelSummary(
+            name="resnet",
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            arguments=arguments,
+            weights=save_weights(model, out),
+            perturbation=perturbation,
+        ),
+        settings=_settings(chosen, schedule, perturbation, members),
+        history=_epochs(done),
+        test_accuracy=fraction_right(outside, dataset.test.labels),
+        training_accuracy=fraction_right(inside, dataset.train.labels),
+        ledger_head=done.ledger.head,
+        attack=AttackResult.of("Loss threshold", roc),
+        others=None if others is None else tuple(others),
+    )
+    record.write(out)
+    renew(out)
+    return RunRecord.read(out)
+
+
+def _shortened(schedule: Schedule, epochs: int) -> Schedule:
+    milestones = tuple(round(milestone * epochs / schedule.epochs) for milestone in schedule.milestones)
+    return replace(schedule, epochs=epochs, milestones=milestones)
+
+
+def _settings(
+    chosen: Comparison, schedule: Schedule, perturbation: ResidualPerturbation, members: int
+) -> dict[str, str]:
+    noise = f"strategy {perturbation.strategy}, gamma {perturbation.gamma:g} in every residual block, at test too"
+    if perturbation.radius is not None:
+        noise += f"; pi {perturbation.pi:g} on inputs of norm at most {perturbation.radius:g}"
+    falls = f", divided by {schedule.division:g} after epochs {', '.join(map(str, schedule.milestones))}"
+    return {
+        "Recipe": f"{chosen.name}: {chosen.title}",
+        "Network": f"{f'an ensemble of {members} ' if members > 1 else ''}ResNet{chosen.depth} with batch norm",
+        "Noise": noise,
+        "Epochs": f"{schedule.epochs}, in shuffled batches of {schedule.batch_size}",
+        "Optimizer": f"SGD, learning rate {schedule.learning_rate:g}{falls}, momentum {schedule.momentum:g}",
+    }
+
+
+def _epochs(done: Perturbed) -> tuple[Epoch, ...]:
+    """What can be drawn: an epsilon that is infinite cannot."""
+    return tuple(
+        Epoch(number, entry["step"], entry["loss"], entry["epsilon"], entry.get("accuracy"))
+        for number, entry in enumerate(done.history, 1)
+        if math.isfinite(entry["epsilon"])
+    )
