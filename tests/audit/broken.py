@@ -22,10 +22,12 @@ from privet.clipping import AdaptiveClipping
 from privet.clipping.adaptive import COUNT
 from privet.methods.adversarial import called_real
 from privet.methods.noisy_rows import NoisyRows
+from privet.methods.perturbation import ResidualPerturbation
 from privet.models.dcgan import discriminator
 from privet.noise import ProductLaplaceNoise
 from privet.noise.layer import NoiseLayer
 from privet.privacy import Budget, Event, Gaussian, Ledger, PoissonSampled, Relation
+from privet.privacy.residual import Theorem1
 from privet.randomness import Randomness
 from privet.sampling import FixedSizeSampling
 
@@ -224,14 +226,22 @@ ROW_JUDGE = nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 1))
 CLAIMED = 3.45
 CLAIMED_SIGMA = Budget(CLAIMED, 1e-5, accountant="moments").least(Gaussian)
 PROVED_SIGMA = Budget(CLAIMED, 1e-5, Relation.REPLACE_ONE).least(Gaussian)
-RESIDUAL = nn.Sequential(nn.Linear(PIXELS, 6), nn.Tanh(), nn.Linear(6, PIXELS)), nn.Linear(PIXELS, 3)
 GAMMA = 5.0
 
 
-def theorem_1(gamma: float, delta: float) -> float:
-    """The published epsilon of one pass through one block with a gradient bound of 1: c + 2 sqrt(c ln 1/delta)."""
-    c = 2 / gamma**2
-    return c + 2 * math.sqrt(c * math.log(1 / delta))
+class Block(nn.Module):
+    """x + F(x) with two dense layers: a residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(nn.Linear(PIXELS, 6), nn.Tanh(), nn.Linear(6, PIXELS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.residual(x)
+
+
+RESIDUAL = nn.Sequential(Block(), nn.Linear(PIXELS, 3))
+ONE_PASS = Theorem1(steps=1, batch_size=1, records=1, blocks=1, delta=1e-5, bound=1.0, radius=1.0)
 
 
 def noise_layer_gan(records: Tensor, generator: torch.Generator) -> Tensor:
@@ -256,14 +266,16 @@ def outside_patches(image: Tensor) -> Callable[[Tensor], float]:
     return lambda gradient: -float(outside(patches, gradient).max())
 
 
-def residual_perturbation(records: Tensor, generator: torch.Generator) -> Tensor:
-    """The gradient of the first block's first layer, strategy I with noise in the residual stream and none at the input."""
-    block, last = RESIDUAL
-    after = records + block(records)
-    after = after + noise(after, GAMMA, generator)
-    logits = last(after)
-    loss = F.cross_entropy(logits, torch.zeros(len(records), dtype=torch.int64))
-    return torch.autograd.grad(loss, block[0].weight)[0]
+def residual_perturbation(records: Tensor, generator: torch.Generator, *, pi: float = 0.0) -> Tensor:
+    """The gradient of the first block's first layer, by the method itself, strategy I."""
+    how = ResidualPerturbation(GAMMA, pi=pi, radius=1.0 if pi else None, bound=1.0)
+    with how.apply(RESIDUAL, blocks=["0"], source=generator):
+        loss = F.cross_entropy(RESIDUAL(records), torch.zeros(len(records), dtype=torch.int64))
+    return torch.autograd.grad(loss, RESIDUAL[0].residual[0].weight)[0]
+
+
+def residual_perturbation_with_input_noise(records: Tensor, generator: torch.Generator) -> Tensor:
+    return residual_perturbation(records, generator, pi=ONE_PASS.pi(ONE_PASS.epsilon_by_stream(GAMMA)))
 
 
 def optimised_noise(records: Tensor, generator: torch.Generator, *, weights: Tensor | None = None) -> Tensor:
@@ -435,8 +447,9 @@ BUGS = (
         residual_perturbation,
         IMAGE,
         OTHER,
-        theorem_1(GAMMA, 1e-5),
+        ONE_PASS.epsilon_by_stream(GAMMA),
         delta=1e-5,
+        mended=residual_perturbation_with_input_noise,
         score=orthogonal(IMAGE),
         relation=Relation.REPLACE_ONE,
         draws=1000,

@@ -198,28 +198,23 @@ class AppliedPerturbation:
             return out
         stream = self._stream(block, args[0], out) if how.multiplicative or how.bound is not None else None
         if how.bound is not None:
-            skipped = getattr(block, "shortcut", stream) is None
-            assert stream is not None or skipped
-            residual = out if skipped or stream is None else out - stream
-            residual = _clipped(residual, how.bound)
-            out = residual if skipped or stream is None else stream + residual
+            # Without a skip connection, all that leaves a block is its residual mapping.
+            skipped: Tensor | float = 0.0 if stream is None or not _skips(block) else stream
+            out = skipped + _clipped(out - skipped, how.bound)
         if not how.gamma:
             return out
         noise = self._noise(out, how.gamma)
-        if how.multiplicative:
-            assert stream is not None
-            return out + stream.abs().clamp(min=how.eta) * noise
-        return out + noise
+        return out + (noise if not how.multiplicative or stream is None else stream.abs().clamp(min=how.eta) * noise)
 
     def _stream(self, block: nn.Module, x: Tensor, out: Tensor) -> Tensor | None:
-        """The stream at the shape of the block's output."""
+        """The stream at the shape of the block's output; none where strategy I has no skip connection to look at."""
         for name in SHORTCUTS:
             shortcut = getattr(block, name, None)
             if isinstance(shortcut, nn.Module) and shortcut in self._streams:
                 return self._streams.pop(shortcut)
         if x.shape == out.shape:
             return x
-        if not self.perturbation.multiplicative and getattr(block, "shortcut", x) is None:
+        if not self.perturbation.multiplicative and not _skips(block):
             return None
         raise InputError(
             f"A {type(block).__name__} turns {tuple(x.shape[1:])} into {tuple(out.shape[1:])}, and has no part named "
@@ -273,6 +268,10 @@ def _heads(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
             raise InputError("Strategy II with pi puts noise on a last linear layer, and the model has none.")
         heads.append(own[-1])
     return tuple(heads)
+
+
+def _skips(block: nn.Module) -> bool:
+    return getattr(block, "shortcut", block) is not None
 
 
 def _clipped(rows: Tensor, bound: float) -> Tensor:
