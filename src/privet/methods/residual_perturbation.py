@@ -98,7 +98,7 @@ def train(
         delta: of the statement.
         test: records on which the accuracy is measured after the last epoch.
         blocks: names of the residual blocks, as in `ResidualPerturbation.apply`.
-        on_step: called after each step, with step, steps, loss and epsilon.
+        on_step: called after each step, as `privet.methods.dpsgd.train` does.
         ledger: where the epochs are recorded; it must be for replacing a record.
         seed: makes the order and the noise repeatable, for experiments; a model that is released has none.
     """
@@ -133,7 +133,7 @@ def train(
             optimizer.step()
             total += float(value.detach()) * len(chosen)
             if on_step is not None:
-                standing = {"epsilon": epsilon, "guarantee": event.guarantee}
+                standing = {"epsilon": epsilon, "delta": delta, "guarantee": str(event.guarantee)}
                 on_step({"step": epoch * per_epoch + number, "steps": steps, "loss": float(value.detach()), **standing})
         history.append({"step": (epoch + 1) * per_epoch, "loss": total / len(records), "epsilon": epsilon})
     if test is not None:

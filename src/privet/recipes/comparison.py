@@ -10,12 +10,10 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -34,8 +32,7 @@ from privet.privacy import Spent
 from privet.recipes.recipe import Origin, check_origins
 from privet.report.plain import MisfitError, build
 from privet.report.record import AttackResult
-
-OnStep = Callable[[dict[str, Any]], None]
+from privet.training.standing import OnStep
 
 FOLDER = "comparisons"
 

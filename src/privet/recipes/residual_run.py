@@ -21,8 +21,10 @@ from privet.privacy import Ledger, Relation
 from privet.recipes import comparison
 from privet.recipes.comparison import Comparison
 from privet.recipes.prepare import scores
-from privet.recipes.run import OnStep, fraction_right, summary, title_of
+from privet.recipes.run import fraction_right, summary, title_of
 from privet.report import AttackResult, Epoch, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
+from privet.training.logs import logged
+from privet.training.standing import OnStep
 
 PATCH = (3, 50, 50)
 
@@ -65,10 +67,9 @@ def run_residual(
         model = resnet(dataset.shape[0], len(dataset.classes), chosen.depth, members)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     out.mkdir(parents=True, exist_ok=True)
-    with Ledger(out / "ledger.jsonl", relation=Relation.REPLACE_ONE, unit=UNIT) as ledger:
-        done = train(
-            model, dataset.train, perturbation, schedule, delta=delta, ledger=ledger, seed=seed, on_step=on_step
-        )
+    ledger = Ledger(out / "ledger.jsonl", relation=Relation.REPLACE_ONE, unit=UNIT)
+    with ledger, logged(out, on_step) as log:
+        done = train(model, dataset.train, perturbation, schedule, delta=delta, ledger=ledger, seed=seed, on_step=log)
     inside, outside = scores(model, dataset.train), scores(model, dataset.test)
     roc = LossThreshold()(lambda given: given, (inside, dataset.train.labels), (outside, dataset.test.labels))
     record = RunRecord(
