@@ -107,16 +107,6 @@ def symmetric(triangle: dict[str, Tensor]) -> Tensor:
     return matrix + matrix.triu(1).mT
 
 
-def clipped_rows(rows: Tensor, bound: float) -> BoundedSum:
-    """The rows themselves, each scaled down to a Euclidean norm of at most `bound`, under the name "rows".
-
-    Formal guarantees: as a sum over records, each of which has its own row: what one record contributes has a norm of at most
-    `bound`, whatever it holds, so that replacing it moves the rows by at most twice that; a row that is not finite is zero.
-    """
-    clipped, bad = _clipped(rows.flatten(1), bound)
-    return BoundedSum({"rows": clipped.view(rows.shape)}, bound, {"rows": bound}, len(rows), bad)
-
-
 def _clipped(flat: Tensor, bound: float) -> tuple[Tensor, int]:
     """Rows of a norm of at most `bound`, those that are not finite being zero, and how many were not."""
     check_bound(bound)

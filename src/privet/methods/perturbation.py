@@ -182,12 +182,12 @@ class AppliedPerturbation:
         assert self.perturbation.radius is not None
         if not (self.at_test or model.training):
             return args
-        rows = clipped_rows(args[0], self.perturbation.radius)
-        if not self.perturbation.pi:
-            return (rows.tensors["rows"], *args[1:])
-        noise = GaussianNoise(self.perturbation.pi / self.perturbation.radius)
-        noisy = noise.add(rows, self._input_source or torch.default_generator)["rows"]
-        return (noisy.to(args[0].dtype), *args[1:])
+        x, noise = args[0], self.perturbation.pi / self.perturbation.radius
+        bounded = clipped_rows(x, torch.arange(len(x)), len(x), self.perturbation.radius)
+        rows = bounded.tensors["rows"]
+        if noise:
+            rows = GaussianNoise(noise).add(bounded, self._input_source or torch.default_generator)["rows"]
+        return (rows.view(x.shape).to(x.dtype), *args[1:])
 
     def _remember(self, shortcut: nn.Module, _: tuple[Any, ...], stream: Tensor) -> None:
         self._streams[shortcut] = stream
