@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privet.cli import comparisons
+from privet.cli import comparisons, student_tables
 from privet.cli.program import AsJson, app
 from privet.cli.progress import fetching, training
 from privet.cli.train import Delta, check_budget, recipe_names
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def _names() -> list[str]:
     from privet.recipes import comparison
 
-    return [*recipe_names(), *comparison.names(), comparisons.REVERSAL]
+    return [*recipe_names(), *comparison.names(), *student_tables.names(), comparisons.REVERSAL]
 
 
 @app.command("reproduce", epilog="Example:  privet reproduce abadi-mnist --seeds 3")
@@ -61,7 +61,7 @@ def reproduce(
     """Run a recipe at every budget over several seeds, and print the published figures beside ours.
 
     A comparison trains a network in several ways, attacks each, and draws the ROC curves; wang-reversal draws what can be
-    recovered from a network's features.
+    recovered from a network's features; triastcyn-mnist and triastcyn-fashion compare students of artificial data.
     """
     if recipe == comparisons.REVERSAL:
         comparisons.reversal(out, image, as_json)
@@ -71,6 +71,18 @@ def reproduce(
     if comparison.is_comparison(recipe):
         comparisons.compare(
             recipe, data=records, seeds=seeds or 1, lines=line or (), out=out, results=results, as_json=as_json
+        )
+        return
+    if recipe in student_tables.names():
+        student_tables.compare(
+            recipe,
+            seeds or 3,
+            tuple(line or ()),
+            tuple(epsilon or ()),
+            delta,
+            out=out,
+            results=results,
+            as_json=as_json,
         )
         return
     if records is not None or line:

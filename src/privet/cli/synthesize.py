@@ -92,14 +92,17 @@ def synthesize(
     from privet.report import find_others
 
     dataset = load_records(data, str(schema) if schema else None)
+    described = read_schema(schema) if schema else None
     order = Order(
         classes=len(dataset.classes),
+        records=len(dataset.train),
         size=size or min(len(dataset.train), 30_000),
         epsilon=epsilon,
         delta=delta,
         labels=labels.value,
         seed=seed,
         source=dataset.name,
+        columns=described.features if described else (),
     )
     why = "you asked for it"
     if method == "auto":
@@ -118,7 +121,7 @@ def synthesize(
             epochs=epochs,
             baseline=baseline,
             source=data,
-            schema=read_schema(schema) if schema else None,
+            schema=described,
             schema_path=str(schema) if schema else "",
             others=find_others(out, dataset.fingerprint, tuned_from or ()),
             on_step=show,

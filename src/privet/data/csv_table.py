@@ -29,6 +29,8 @@ class CsvTable:
         return self.columns[list(self.names).index(name)]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
+        if not any(self.texts(name)):
+            raise InputError(f"{self.path}: the column {name!r} is empty throughout: take it out, or add it to ignore.")
         values = np.empty(len(self.columns[0]))
         for record, cell in enumerate(self.texts(name)):
             if not cell:

@@ -18,11 +18,15 @@ from privet.errors import InputError
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers from ``low`` to ``high``; it becomes one input, scaled to [0, 1]."""
+    """A column of numbers from ``low`` to ``high``; it becomes one input, scaled to [0, 1].
+
+    ``whole`` says that they are whole numbers: artificial ones are then rounded.
+    """
 
     name: str
     low: float
     high: float
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -99,7 +103,7 @@ def read_schema(path: Path | str) -> Schema:
 
     label: income
     columns:
-      age: {low: 17, high: 90}
+      age: {low: 17, high: 90, whole: true}     # whole is optional
       work: {categories: [private, public, none]}
       income: {categories: ["<=50K", ">50K"]}
     ignore: [id]        # optional
@@ -138,11 +142,13 @@ def _schema(content: Any) -> Schema:
     for name, description in _mapping(table["columns"], "The part 'columns'").items():
         what = f"Column {name!r}"
         keys = {"categories"} if isinstance(description, Mapping) and "categories" in description else {"low", "high"}
-        column = _mapping(description, what, keys)
+        column = _mapping(description, what, keys, set() if keys == {"categories"} else {"whole"})
         if keys == {"categories"}:
             columns.append(Categorical(name, _names(column["categories"], f"{what}: categories")))
         else:
-            columns.append(Numeric(name, _number(column["low"], what), _number(column["high"], what)))
+            if not isinstance(whole := column.get("whole", False), bool):
+                raise InputError(f"{what}: whole must be true or false: mend it.")
+            columns.append(Numeric(name, _number(column["low"], what), _number(column["high"], what), whole))
     if not isinstance(table["label"], str) or not isinstance(table.get("clip", False), bool):
         raise InputError("The label must be a column's name and clip true or false: mend them.")
     return Schema(tuple(columns), table["label"], _names(table.get("ignore", []), "ignore"), table.get("clip", False))

@@ -103,7 +103,12 @@ def _scale(table: Table, column: Numeric, clip: bool) -> NDArray[np.float32]:
 
 def _codes(table: Table, column: Categorical) -> NDArray[np.int64]:
     known = {category: code for code, category in enumerate(column.categories)}
-    codes = [known.get(text, -1) for text in table.texts(column.name)]
+    texts = table.texts(column.name)
+    if "" not in known and not any(texts):
+        raise InputError(
+            f"{table.path}: the column {column.name!r} is empty throughout: take it out, or add it to ignore."
+        )
+    codes = [known.get(text, -1) for text in texts]
     if -1 in codes:
         record = codes.index(-1)
         fail(table, record, column.name, "the cell has no category of the schema: mend it, or add the category there.")

@@ -3,116 +3,152 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.class_statistics import private_counts, private_second_moments, private_sums
-from privet.methods.dp_pca import private_components
-from privet.methods.synthetic import OnStep, Order, Synthetic
+from privet.methods.class_gaussians import ClassGaussians, Noise, release_gaussians
+from privet.methods.scattering_teacher import ScatteringTeacher, probabilities
+from privet.methods.slant import mapped, sheared, upright
+from privet.methods.synthetic import OnStep, Order, Synthetic, check_classes
 from privet.privacy import Budget, Gaussian, Ledger, Relation
-from privet.randomness import Randomness
+from privet.randomness import before_training
+
+_SLANT_WEIGHT = 4.0
+"""What a slant counts beside pixels."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """A Gaussian for each class on common principal directions (DP-PCA of what is left after the class means).
+    """A Gaussian for each class on common directions; for images of upright ones, labelled by a private teacher.
+
+    Formal guarantees: the records are used in the releases of `release_gaussians` and, with a teacher, in its mean and
+    its DP-SGD steps; all are in the ledger, and the examples are computed from the releases alone.
 
     Attributes:
-        components: how many directions.
+        components: at most so many directions; fewer where noise would hide them.
         bound: the norm to which a record is clipped for its class's mean.
-        residual_bound: the norm to which what is left of it is clipped, on the directions, for the covariances.
-        counts_share, means_share, directions_share, covariances_share: of the budget (of mu^2 of the Gaussian
-            trade-off, in which releases add up).
+        spread: about how far a record is from its class's mean; public.
+        pooling: how much of each class's covariance is that of all classes together.
+        generator_share: of the budget (of mu^2 of the Gaussian trade-off, in which releases add up) for the Gaussians; the
+            rest is the teacher's. 1 means no teacher: examples then have the labels that they were drawn for.
+        contrast: of the images that are drawn, about their middle grey; 1 leaves them.
+        turn, scale, shear, shift: the most that a random affine map does to an image: degrees, shares, slant, pixels.
+        temperature: by which the teacher's scores are divided before they become probabilities.
+        teacher_steps, teacher_rate: of the teacher's DP-SGD.
     """
 
-    components: int = 30
+    components: int = 100
     bound: float = 10.0
-    residual_bound: float = 6.0
-    counts_share: float = 0.02
-    means_share: float = 0.18
-    directions_share: float = 0.3
-    covariances_share: float = 0.5
+    spread: float = 6.3
+    pooling: float = 0.25
+    generator_share: float = 0.5
+    contrast: float = 2.2
+    turn: float = 15.0
+    scale: float = 0.15
+    shear: float = 0.2
+    shift: float = 2.0
+    temperature: float = 2.0
+    teacher_steps: int = 100
+    teacher_rate: float = 10.0
 
     title = "One-shot class moments"
     relation = Relation.ADD_REMOVE
 
     @classmethod
-    def fitting(cls, shape: tuple[int, ...], order: Order, as_published: bool = False) -> Moments:
-        """The settings for records of a shape."""
-        if as_published:
-            raise InputError("--as-published belongs to noise-layer-gan: moments has no published form.")
-        size = math.prod(shape)
-        bound = math.sqrt(size) / 2.8
-        return cls(components=min(30, size), bound=bound, residual_bound=0.6 * bound)
+    def fitting(cls, shape: tuple[int, ...], order: Order) -> Moments:
+        """The settings for records of a shape at a budget: chosen on MNIST, carried over in proportion to the pixels."""
+        size = math.sqrt(math.prod(shape) / 784)
+        if len(shape) != 3:
+            return cls(min(100, math.prod(shape)), 14 * size, 9 * size, generator_share=1.0)
+        fitted = cls(bound=10 * size, spread=6.3 * size, shift=2.0 * min(shape[1:]) / 28)
+        if not teachable(shape, order):
+            return replace(fitted, generator_share=1.0)
+        near = min(_TEACHERS, key=lambda epsilon: abs(math.log(epsilon / order.epsilon)))
+        share, steps, rate = _TEACHERS[near]
+        return replace(fitted, generator_share=share, teacher_steps=steps, teacher_rate=rate)
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
-        randomness = Randomness.of(order.seed)
-        x, y = records.tensors
-        x = x.flatten(1)
+        check_records(records, order, self.components)
+        randomness = before_training(order.seed)
         sigma = Budget(order.epsilon, order.delta, accountant="gdp").least(Gaussian)
-        classes = order.classes
-
-        def noise(share: float) -> float:
-            return sigma / math.sqrt(share)
-
-        counts = private_counts(
-            y, classes, noise_multiplier=noise(self.counts_share), ledger=ledger, randomness=randomness
-        )
-        means = (
-            private_sums(
-                x,
-                y,
-                classes,
-                bound=self.bound,
-                noise_multiplier=noise(self.means_share),
-                ledger=ledger,
-                randomness=randomness,
-            )
-            / counts[:, None]
-        )
-        means = means.clamp(0, 1).float()
-        residuals = x - means[y]
-        directions = private_components(
-            Split(residuals, y),
-            self.components,
-            noise_multiplier=noise(self.directions_share),
+        inputs, labels = records.tensors
+        image = inputs.ndim == 4
+        gaussians = release_gaussians(
+            _described(inputs) if image else inputs.flatten(1),
+            labels,
+            order.classes,
+            bound=self.bound,
+            spread=self.spread,
+            most=self.components,
+            pooling=self.pooling,
+            noise=Noise.shared(sigma, *(self.generator_share * part for part in (0.01, 0.09, 0.3, 0.6))),
             ledger=ledger,
             randomness=randomness,
+            public_labels=order.labels == "public",
         )
-        moments = (
-            private_second_moments(
-                residuals @ directions.mT,
-                y,
-                classes,
-                bound=self.residual_bound,
-                noise_multiplier=noise(self.covariances_share),
-                ledger=ledger,
-                randomness=randomness,
+        teacher = None
+        if self.generator_share < 1:
+            learning = ScatteringTeacher(self.teacher_steps, self.teacher_rate, mean_noise=20 * max(1.0, sigma))
+            teacher = learning.train(records, order, ledger, randomness, on_step)
+        drawing = torch.Generator()
+        _ = drawing.seed() if order.seed is None else drawing.manual_seed(order.seed)
+        rows, drawn = gaussians.sample(order.size, drawing)
+        made = self._retouched(rows, inputs.shape[1:], drawing) if image else rows.clamp(0, 1)
+        soft = probabilities(teacher, made, self.temperature) if teacher is not None else None
+        hard = drawn if soft is None else soft.argmax(1)
+        return Synthetic(made, hard, soft, ledger, self._told(gaussians))
+
+    def _retouched(self, rows: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Images out of what was drawn: slanted again, with more contrast, each through a small affine map of its own."""
+        images = sheared(rows[:, :-1].reshape(-1, *shape), -rows[:, -1] / _SLANT_WEIGHT)
+        images = ((images - 0.5) * self.contrast + 0.5).clamp(0, 1)
+
+        def uniform(most: float) -> Tensor:
+            return most * (2 * torch.rand(len(images), generator=generator) - 1)
+
+        angle, scale = uniform(math.radians(self.turn)), 1 + uniform(self.scale)
+        maps = torch.zeros(len(images), 2, 3)
+        maps[:, 0, 0] = maps[:, 1, 1] = scale * angle.cos()
+        maps[:, 0, 1], maps[:, 1, 0] = uniform(self.shear) - scale * angle.sin(), scale * angle.sin()
+        maps[:, 0, 2], maps[:, 1, 2] = uniform(2 * self.shift / shape[2]), uniform(2 * self.shift / shape[1])
+        return mapped(images, maps).clamp(0, 1)
+
+    def _told(self, gaussians: ClassGaussians) -> dict[str, str]:
+        told = {
+            "Generator": f"a Gaussian for each class on {len(gaussians.directions)} common directions, with "
+            f"{100 * self.generator_share:g} % of the budget"
+        }
+        if self.generator_share < 1:
+            told["Labels of the examples"] = (
+                f"by a private teacher (scattering features, a linear head, {self.teacher_steps} steps of DP-SGD)"
             )
-            / counts[:, None, None]
-        )
-        generator = torch.Generator().manual_seed(torch.seed() if order.seed is None else order.seed)
-        labels = torch.multinomial(counts, order.size, replacement=True, generator=generator)
-        inputs = _sample(means, directions, moments, labels, generator)
-        return Synthetic(
-            inputs.reshape(-1, *records[0][0].shape),
-            labels,
-            None,
-            ledger,
-            {"Directions": f"{self.components} common to all classes"},
+        return told
+
+
+_TEACHERS = {1.0: (0.5, 100, 10.0), 3.45: (0.5, 250, 16.0), 8.0: (0.5, 400, 25.0)}
+"""For a budget: the generator's share of it, the teacher's steps and its learning rate."""
+
+
+def teachable(shape: tuple[int, ...], order: Order) -> bool:
+    """Whether a teacher pays: its thousands of parameters need images of some size, and many of them for their noise."""
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8 and order.records * order.epsilon >= 20_000
+
+
+def check_records(records: Split, order: Order, components: int) -> None:
+    """What cannot be described by class moments is refused by name, by public facts alone."""
+    check_classes(order)
+    if len(records) <= components:
+        raise InputError(
+            f"{len(records)} records are fewer than {components} components need: ask for fewer, "
+            f"as in --set components={max(1, len(records) // 10)}."
         )
 
 
-def _sample(means: Tensor, directions: Tensor, moments: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-    values, vectors = torch.linalg.eigh(moments)
-    roots = (vectors * values.clamp(min=0).sqrt()[:, None, :]).float()
-    draws = torch.randn(len(labels), directions.shape[0], generator=generator)
-    inputs = means[labels].clone()
-    for label in range(len(means)):
-        where = labels == label
-        inputs[where] += draws[where] @ roots[label].mT @ directions
-    return inputs.clamp_(0, 1)
+def _described(images: Tensor) -> Tensor:
+    """Each image as its upright pixels and its slant."""
+    straight, slants = upright(images)
+    return torch.cat([straight.flatten(1), _SLANT_WEIGHT * slants[:, None]], 1)

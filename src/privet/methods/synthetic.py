@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from privet.data import Split
+from privet.data import Categorical, Numeric, Split
 from privet.errors import InputError
 from privet.privacy import Ledger, Relation
 from privet.training.standing import OnStep as OnStep
@@ -29,6 +29,8 @@ class Order:
             that the labels are known and only the inputs are protected.
         seed: makes the run repeatable; such examples are not for release.
         source: a name for the records, for the cache of their features.
+        records: how many records there are; public.
+        columns: of a table, those that became inputs, in their order; public.
     """
 
     classes: int
@@ -38,6 +40,8 @@ class Order:
     labels: str = "protected"
     seed: int | None = None
     source: str = "records"
+    records: int = 0
+    columns: tuple[Numeric | Categorical, ...] = ()
 
     def __post_init__(self) -> None:
         if self.size < self.classes:
@@ -93,6 +97,12 @@ class Synthetic:
     def split(self) -> Split:
         """The examples as a split, with their hard labels."""
         return Split(self.inputs, self.labels)
+
+
+def check_classes(order: Order) -> None:
+    """There is something to tell apart."""
+    if order.classes < 2:
+        raise InputError("There is one class only, and nothing to tell apart: name at least two classes.")
 
 
 class Synthesizer(Protocol):

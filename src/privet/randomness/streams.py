@@ -58,6 +58,13 @@ class Randomness:
                 stream.set_state(state[name])
 
 
+def before_training(seed: int | None) -> Randomness:
+    """Streams of their own: noise that was drawn before training must not be drawn again in a step."""
+    if seed is None:
+        return Randomness.of(None)
+    return Randomness.of(int.from_bytes(hashlib.sha256(f"before training {seed}".encode()).digest()[:4], "big"))
+
+
 def _seeded(name: str, seed: int) -> torch.Generator:
     """Hashed, so that the streams of neighbouring seeds, and those of torch.manual_seed(seed), have nothing in common."""
     digest = hashlib.sha256(f"privet {name} {seed}".encode()).digest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
 from privet.methods import dpsgd
 from privet.privacy import Ledger
-from privet.randomness import Randomness
+from privet.randomness import before_training
 from privet.recipes.methods import Method, method_named
 from privet.recipes.prepare import Prepared, build_model, prepare
 from privet.recipes.recipe import Recipe, Settings
@@ -83,7 +82,7 @@ def fit(
     run = RunFolder(folder, resume=resume) if folder is not None else None
     ledger = run.ledger if run is not None else Ledger()
     try:
-        releases = Releases(ledger, _before_training(seed), folder)
+        releases = Releases(ledger, before_training(seed), folder)
         prepared = prepare(recipe, settings, dataset, model, releases, progress)
         trained = _train(chosen, settings, prepared, epsilon, delta, seed, run or ledger, on_step, options or {})
     finally:
@@ -137,13 +136,6 @@ def _physical(records: Split, lot: int) -> int | None:
     """As many records as stay in the processor's cache: half the time of a whole lot of wide records."""
     fits = max(1, _NUMBERS_AT_ONCE // records[0][0].numel())
     return fits if fits < lot else None
-
-
-def _before_training(seed: int | None) -> Randomness:
-    """Streams of their own: noise that was drawn before training must not be drawn again in a step."""
-    if seed is None:
-        return Randomness.of(None)
-    return Randomness.of(int.from_bytes(hashlib.sha256(f"before training {seed}".encode()).digest()[:4], "big"))
 
 
 def _falling(optimizer: torch.optim.Optimizer, settings: Settings) -> torch.optim.lr_scheduler.LRScheduler:

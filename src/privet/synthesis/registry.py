@@ -12,12 +12,20 @@ from privet.methods.dpgan import Dpgan
 from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan
 from privet.methods.moments import Moments
 from privet.methods.synthetic import Order, Synthesizer
+from privet.methods.table_moments import TableMoments
 
 Make = Callable[[tuple[int, ...], Order, bool], Synthesizer]
 """From the shape of a record, what is asked for, and whether the method shall be as it was published."""
 
+
+def _moments(shape: tuple[int, ...], order: Order, as_published: bool) -> Synthesizer:
+    if as_published:
+        raise InputError("--as-published belongs to noise-layer-gan: moments has no published form.")
+    return TableMoments() if order.columns else Moments.fitting(shape, order)
+
+
 METHODS: Mapping[str, Make] = {
-    "moments": Moments.fitting,
+    "moments": _moments,
     "dpgan": Dpgan.fitting,
     "noise-layer-gan": FrozenNoiseLayerGan.fitting,
 }

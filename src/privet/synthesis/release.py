@@ -108,7 +108,8 @@ def _pixels(inputs: Tensor) -> NDArray[np.generic]:
 def table(made: Synthetic, schema: Schema) -> str:
     """The examples as CSV with the schema's columns in their order.
 
-    Numbers are scaled back to their bounds; of a categorical column the likeliest category is taken.
+    Numbers are scaled back to their bounds, and rounded where the schema says that they are whole;
+    of a categorical column the likeliest category is taken.
     """
     rows = made.inputs.flatten(1)
     columns: dict[str, list[str]] = {schema.label: [schema.classes[label] for label in made.labels.tolist()]}
@@ -129,13 +130,13 @@ def _cells(part: Tensor, column: Numeric | Categorical) -> list[str]:
     if isinstance(column, Categorical):
         return [column.categories[code] for code in part.argmax(1).tolist()]
     values = column.low + part[:, 0].double().clamp(0, 1) * (column.high - column.low)
-    return [f"{value:.6g}" for value in values.tolist()]
+    return [str(round(value)) if column.whole else f"{value:.6g}" for value in values.tolist()]
 
 
 def schema_content(schema: Schema) -> dict[str, object]:
     """The schema as `privet.data.read_schema` reads it; columns that were ignored are not in the release."""
     columns = {
-        column.name: {"low": column.low, "high": column.high}
+        column.name: {"low": column.low, "high": column.high, "whole": column.whole}
         if isinstance(column, Numeric)
         else {"categories": list(column.categories)}
         for column in schema.columns
