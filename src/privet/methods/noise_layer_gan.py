@@ -55,7 +55,7 @@ class PublishedNoiseLayerGan:
     batch_size: int = 32
     learning_rate: float = 2e-4
     bound: float = 1.0
-    width: int = 16
+    width: int = 12
     latent: int = 64
     convolutions: int = 4
 
