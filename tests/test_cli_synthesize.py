@@ -192,9 +192,9 @@ def test_what_looked_at_records_is_kept_apart(run):
     ("options", "said"),
     [
         (["noise-layer-gan", "--as-published", "--set", "epochs=0.2", "--set", "width=2"], "only claimed by"),
-        (["noise-layer-gan", "--set", "epochs=1", "--set", "dimension=4"], "padded Poisson sampling; PLD; proved"),
+        (["noise-layer-gan", "--set", "epochs=1", "--set", "steps=5"], "padded Poisson sampling; PLD; proved"),
         (
-            ["noise-layer-gan", "--set", "sampling=fixed", "--set", "epochs=1"],
+            ["noise-layer-gan", "--set", "sampling=fixed", "--set", "steps=5"],
             "replace one record; fixed-size sampling",
         ),
         (["dpgan", "--set", "steps=5"], "Poisson sampling; PLD; proved"),

@@ -58,7 +58,7 @@ class Dpgan:
     """
 
     lot: int = 2000
-    steps: int = 2500
+    steps: int = 2000
     turns: int = 3
     clip: float = 1.0
     discriminator_rate: float = 1e-3

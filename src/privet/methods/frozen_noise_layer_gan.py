@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -23,10 +22,10 @@ from privet.methods.adversarial import balanced_labels, game_randomness, generat
 from privet.methods.dp_pca import private_components
 from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
 from privet.methods.noisy_rows import NoisyRows, calibrated_rows, relation_of, row_sampling
-from privet.methods.row_game import Layout, RowGame
+from privet.methods.row_game import Layout, Maker, RowGame
 from privet.methods.statistics import private_mean
 from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
-from privet.models.dense_gan import DenseGenerator
+from privet.models.dense_gan import DenseGenerator, SpanGenerator
 from privet.models.embeddings import Directions, random_convolutions, scattering_projection
 from privet.privacy import Budget, Gaussian, Ledger, Relation, steps_of
 from privet.randomness import Randomness
@@ -52,7 +51,7 @@ class FrozenNoiseLayerGan:
         label_share: of the squared norm of a row, where the label is in it.
         scale: the norm of a record about its mean to which embeddings are clipped, for "components".
         before_share: of the budget (of mu^2), for the mean and the directions of "components".
-        rows: of a step of the GAN: several released batches.
+        rows, steps: how many of the released rows the GAN draws for a step, and its steps: they cost nothing.
         width, latent, learning_rate, averaging: of the GAN.
         module: an embedding of one's own, frozen and trained on public data, instead of `features`.
     """
@@ -61,15 +60,16 @@ class FrozenNoiseLayerGan:
     dimension: int = 24
     sampling: str = "padded"
     batch_size: int = 32
-    epochs: float = 30.0
-    label_share: float = 0.25
+    epochs: float = 15.0
+    label_share: float = 0.5
     scale: float = 6.0
     before_share: float = 0.05
-    rows: int = 512
-    width: int = 256
+    rows: int = 2000
+    steps: int = 2000
+    width: int = 128
     latent: int = 32
-    learning_rate: float = 5e-4
-    averaging: float = 0.999
+    learning_rate: float = 1e-3
+    averaging: float = 0.995
     module: nn.Module | None = field(default=None, compare=False)
 
     title = "Noise-layer GAN on frozen features"
@@ -97,17 +97,18 @@ class FrozenNoiseLayerGan:
         known = order.labels == "public" and self.sampling == "fixed"
         shape = tuple(records[0][0].shape)
         with game_randomness(order.seed):
-            embedding, mean = self._embedding(records, order, ledger, randomness)
+            embedding = self._embedding(records, order, ledger, randomness)
             plan = self.plan(len(records), order, ledger)
             layout = Layout(embedding, order.classes, self.label_share, known)
             rows = plan.release(_embedded(layout, records), ledger, randomness, layout.public(records.labels))
-            together = max(1, round(self.rows / plan.sampling.rows))
-            maker = DenseGenerator(shape, order.classes, latent=self.latent, width=self.width, start=mean)
-            game = RowGame(plan, layout, self.learning_rate, self.averaging, self.width)
-            frequencies = game.play(maker, _joined(rows, together), math.ceil(plan.steps / together), on_step)
+            released = torch.cat(list(_counted(rows, plan.steps, on_step)))
+            maker = self._maker(embedding, shape, order.classes)
+            game = RowGame(plan, layout, self.learning_rate, self.averaging, self.width, self.rows)
+            frequencies = game.play(maker, released, self.steps, on_step)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
-        return Synthetic(inputs, labels, None, ledger, self._settings(plan, known), place="embedding layer")
+        settings = self._settings(plan, known)
+        return Synthetic(inputs, labels, None, ledger, settings, place="embedding layer")
 
     def plan(self, records: int, order: Order, ledger: Ledger) -> NoisyRows:
         """The rows to release, with the noise that the budget allows after what the ledger holds."""
@@ -116,18 +117,22 @@ class FrozenNoiseLayerGan:
         budget = Budget(order.epsilon, order.delta, self.relation).after(ledger)
         return calibrated_rows(sampling, steps, budget)
 
-    def _embedding(
-        self, records: Split, order: Order, ledger: Ledger, randomness: Randomness
-    ) -> tuple[nn.Module, Tensor | None]:
-        """The frozen part, and the mean of the records where it was released."""
+    def _maker(self, embedding: nn.Module, shape: tuple[int, ...], classes: int) -> Maker:
+        size: dict[str, Any] = {"latent": self.latent, "width": self.width}
+        if isinstance(embedding, Directions):
+            return SpanGenerator(embedding.mean, embedding.directions, embedding.scale, shape, classes, **size)
+        return DenseGenerator(shape, classes, **size)
+
+    def _embedding(self, records: Split, order: Order, ledger: Ledger, randomness: Randomness) -> nn.Module:
+        """The frozen part: of "components", its mean and directions are released here."""
         shape = tuple(records[0][0].shape)
         if self.module is not None:
-            return self.module, None
+            return self.module
         if self.features != "components":
             if len(shape) != 3:
                 raise InputError(f"Features {self.features!r} are for images: take 'components' for other records.")
             make = random_convolutions if self.features == "random" else scattering_projection
-            return make(shape, self.dimension), None
+            return make(shape, self.dimension)
         whole = Budget(order.epsilon, order.delta, self.relation, "gdp").least(Gaussian)
         noise = whole / math.sqrt(self.before_share)
         settings: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
@@ -135,7 +140,7 @@ class FrozenNoiseLayerGan:
         mean = private_mean(records, bound=bound, noise_multiplier=5 * noise, public_size=len(records), **settings)
         flat = Split(records.tensors[0].flatten(1) - mean.flatten(), records.labels)
         directions = private_components(flat, self.dimension, noise_multiplier=noise, **settings)
-        return Directions(mean, directions, self.scale), mean
+        return Directions(mean, directions, self.scale)
 
     def _settings(self, plan: NoisyRows, known: bool) -> dict[str, str]:
         what = "a module of your own" if self.module is not None else self.features
@@ -146,7 +151,7 @@ class FrozenNoiseLayerGan:
             "Labels": labels,
             "Noise": f"N(0, ({plan.noise_multiplier:.4g} C)^2) on each coordinate of each row",
             "Rows": f"{plan.steps:,} batches of {self.batch_size} records expected{padded}; about {self.epochs:g} epochs",
-            "GAN": f"dense, width {self.width}; Adam, learning rate {self.learning_rate:g}; the generator averaged",
+            "GAN": f"dense, width {self.width}; {self.steps:,} steps of {self.rows:,} rows; Adam, {self.learning_rate:g}",
         }
 
 
@@ -157,7 +162,8 @@ def _embedded(layout: Layout, records: Split) -> Tensor:
     return torch.cat(parts)
 
 
-def _joined(batches: Iterator[Tensor], count: int) -> Iterator[Tensor]:
-    """Released batches, so many together."""
-    while some := list(islice(batches, count)):
-        yield torch.cat(some)
+def _counted(batches: Iterator[Tensor], count: int, on_step: OnStep | None) -> Iterator[Tensor]:
+    for step, rows in enumerate(batches, 1):
+        if on_step is not None:
+            on_step({"what": "Releasing rows", "step": step, "steps": count})
+        yield rows

@@ -51,7 +51,7 @@ class PublishedNoiseLayerGan:
         convolutions: of the discriminator: four for MNIST and five for SVHN in the source.
     """
 
-    epochs: float = 5.0
+    epochs: float = 3.0
     batch_size: int = 32
     learning_rate: float = 2e-4
     bound: float = 1.0

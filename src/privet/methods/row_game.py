@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +12,10 @@ from torch.nn import functional as F
 from privet.methods.adversarial import called_made, called_real, draw_labels
 from privet.methods.noisy_rows import NoisyRows
 from privet.methods.synthetic import OnStep
-from privet.models.dense_gan import DenseGenerator, dense_discriminator
+from privet.models.dense_gan import DenseGenerator, SpanGenerator, dense_discriminator
 from privet.training import Average
 
-_PRIOR_ROWS = 20_000
-"""Until so many rows were seen, the frequencies of classes are rather taken as equal."""
+Maker = DenseGenerator | SpanGenerator
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,26 +62,24 @@ class RowGame:
     learning_rate: float
     averaging: float
     width: int
+    rows: int
 
-    def play(self, maker: DenseGenerator, batches: Iterator[Tensor], steps: int, on_step: OnStep | None) -> Tensor:
-        """Train `maker`, one step of each player for each batch; returns the frequencies of the classes."""
-        judge, frequencies = None, torch.full((self.layout.classes,), 1 / self.layout.classes)
-        label_sums, seen = torch.zeros(self.layout.classes), 0
+    def play(self, maker: Maker, released: Tensor, steps: int, on_step: OnStep | None = None) -> Tensor:
+        """Train `maker` for so many steps, on rows drawn from all that were released; returns the frequencies of the classes.
+
+        A row may come again, since it was paid for once.
+        """
+        judge, frequencies = dense_discriminator(released.shape[1], self.width), self.frequencies(released)
+        optimizers = [
+            torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.99)) for each in (judge, maker)
+        ]
         average = Average(maker, self.averaging)
-        for step, rows in enumerate(batches, 1):
-            if judge is None:
-                judge = dense_discriminator(rows.shape[1], self.width)
-                optimizers = [
-                    torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.99))
-                    for each in (judge, maker)
-                ]
-            label_sums, seen = label_sums + rows[:, -self.layout.classes :].sum(0), seen + len(rows)
-            frequencies = self._frequencies(label_sums, seen)
-            labels = draw_labels(frequencies, len(rows))
-            made = self.layout.made(self.plan, (maker(torch.randn(len(rows), maker.latent), labels) + 1) / 2, labels)
+        for step in range(1, steps + 1):
+            rows = released[torch.randint(len(released), (self.rows,))]
+            labels = draw_labels(frequencies, self.rows)
+            made = self.layout.made(self.plan, (maker(torch.randn(self.rows, maker.latent), labels) + 1) / 2, labels)
             optimizers[0].zero_grad()
-            loss = called_real(judge(rows)) + called_made(judge(made.detach()))
-            loss.backward()
+            (called_real(judge(rows)) + called_made(judge(made.detach()))).backward()
             optimizers[0].step()
             optimizers[1].zero_grad()
             called_real(judge(made)).backward()
@@ -94,9 +90,8 @@ class RowGame:
         average.keep()
         return frequencies
 
-    def _frequencies(self, label_sums: Tensor, seen: int) -> Tensor:
-        """Of the classes, from the sums of the label columns of all rows so far: noise has mean 0."""
-        found = label_sums / (seen * self.plan.filled * math.sqrt(self.layout.share))
-        weight = seen / (seen + _PRIOR_ROWS)
-        mixed = weight * found + (1 - weight) / len(found)
-        return mixed.clamp(min=0.1 / len(found))
+    def frequencies(self, released: Tensor) -> Tensor:
+        """Of the classes, from the label columns of the rows, whose noise has mean 0; none is taken as quite empty."""
+        classes = self.layout.classes
+        found = released[:, -classes:].mean(0) / (self.plan.filled * math.sqrt(self.layout.share))
+        return found.clamp(min=0.01 / classes)

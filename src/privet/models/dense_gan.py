@@ -38,6 +38,42 @@ class DenseGenerator(nn.Module):
         return torch.tanh(self.last(self.layers(given))).view(-1, *self.shape)
 
 
+class SpanGenerator(nn.Module):
+    """As `DenseGenerator`, of records ``mean + coordinates @ directions``, cut to [0, 1]: nothing is made outside of the span."""
+
+    mean: Tensor
+    directions: Tensor
+
+    def __init__(
+        self,
+        mean: Tensor,
+        directions: Tensor,
+        scale: float,
+        shape: tuple[int, ...],
+        classes: int,
+        *,
+        latent: int = 32,
+        width: int = 256,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.flatten())
+        self.register_buffer("directions", scale * directions)
+        self.shape, self.classes, self.latent = shape, classes, latent
+        self.layers = nn.Sequential(
+            nn.Linear(latent + classes, width),
+            nn.LeakyReLU(SLOPE),
+            nn.Linear(width, width),
+            nn.LeakyReLU(SLOPE),
+            nn.Linear(width, len(directions)),
+        )
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        given = torch.cat([noise, F.one_hot(labels, self.classes).to(noise.dtype)], dim=1)
+        made = (self.mean + self.layers(given) @ self.directions).clamp(0, 1)
+        images: Tensor = (made * 2 - 1).view(-1, *self.shape)
+        return images
+
+
 def dense_discriminator(size: int, width: int = 256) -> nn.Sequential:
     """One logit for each row of `size` numbers."""
     return nn.Sequential(
