@@ -12,6 +12,7 @@ from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled, Relation
 from privet.report import OtherRun, RunRecord, SyntheticSummary, find_others, write_card
 from privet.report.card import card, markdown
 from privet.report.data_mark import mark_of
+from privet.report.others import together
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
 
@@ -161,6 +162,24 @@ def test_other_runs_beside_are_found_by_their_records_and_counted(finished_run, 
     assert everything.spent(record.delta).epsilon > ledger.spent(record.delta).epsilon
     page = text(dataclasses.replace(record, others=found), ledger)
     assert f"All together, with this run: {everything.spent(record.delta)}." in page
+
+
+def test_two_runs_with_the_same_settings_are_two(record, tmp_path):
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with Ledger(folder / "ledger.jsonl") as other:
+            other.record(STEP, 5)
+        dataclasses.replace(record, ledger_head=other.head).write(folder)
+    found = find_others(tmp_path / "new", record.data.fingerprint, [tmp_path / "two"])
+    assert [run.name for run in found] == ["one", "two"]
+    assert found[0].ledger_head == found[1].ledger_head
+    ledger = Ledger()
+    ledger.record(STEP, 5)
+    total = together(dataclasses.replace(record, others=found), ledger)
+    alone = Ledger()
+    alone.record(STEP, 15)
+    assert str(total) == str(alone.spent(record.delta))
 
 
 def test_runs_that_protect_something_else_are_not_added_up(record, ledger):

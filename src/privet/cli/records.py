@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from privet.cli.progress import fetching
-from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.data import Dataset
@@ -17,8 +16,4 @@ def load_records(source: str, schema: str | None = None) -> Dataset:
 
     with fetching() as progress:
         dataset = data.load(source, schema=schema or None, progress=progress)
-    if "train" not in dataset.splits:
-        raise InputError(f"{source} has no part named train: it has {', '.join(dataset.splits)}.")
-    if "test" not in dataset.splits:
-        dataset = data.divide(dataset, "train", {"train": 0.8, "test": 0.2}, 0)
-    return dataset
+    return data.with_test_records(dataset, source)

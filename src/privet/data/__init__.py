@@ -8,7 +8,7 @@ from privet.data.features import compute_features
 from privet.data.fetch import get, is_cached
 from privet.data.schema import Categorical, Numeric, Schema, read_schema
 from privet.data.spec import load
-from privet.data.splits import divide
+from privet.data.splits import divide, with_test_records
 
 __all__ = [
     "CATALOGUE",
@@ -27,4 +27,5 @@ __all__ = [
     "is_cached",
     "load",
     "read_schema",
+    "with_test_records",
 ]

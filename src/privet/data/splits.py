@@ -13,6 +13,15 @@ from privet.data.dataset import Dataset
 from privet.errors import InputError
 
 
+def with_test_records(dataset: Dataset, source: str) -> Dataset:
+    """The data set with training and test records; where it has no test records a fifth is held out, always the same."""
+    if "train" not in dataset.splits:
+        raise InputError(f"{source} has no part named train: it has {', '.join(dataset.splits)}.")
+    if "test" in dataset.splits:
+        return dataset
+    return divide(dataset, "train", {"train": 0.8, "test": 0.2}, 0)
+
+
 def divide(dataset: Dataset, split: str, parts: Mapping[str, float], generator: torch.Generator | int) -> Dataset:
     """The data set with ``split`` replaced by ``parts``: their names and fractions, which sum to 1.
 

@@ -117,7 +117,7 @@ def _loop(
             continue
         history.losses.append(float(value.detach()))
         if on_step is not None:
-            on_step({"loss": history.losses[-1], **standing()})
+            on_step({"loss": history.losses[-1], **standing(), **history.accuracy})
         if history.is_due(private):
             history.add(private, model, test)
 
@@ -139,6 +139,12 @@ class _History:
     def is_due(self, private: Private) -> bool:
         steps = self.every * private.steps_per_epoch
         return private.steps_done // steps > self.last_step // steps
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """That of the last entry, where it was measured."""
+        last = self.entries[-1] if self.entries else {}
+        return {"accuracy": last["accuracy"]} if "accuracy" in last else {}
 
     def add(self, private: Private, model: nn.Module, test: Split | None) -> None:
         """Measure where the run stands; with an average, it is the averaged model that is measured."""

@@ -101,7 +101,7 @@ def _other_runs(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
     total = others.together(record, ledger)
     return {
         "looked_for": record.others is not None,
-        "runs": [asdict(other) for other in record.others or () if other.ledger_head != ledger.head],
+        "runs": [asdict(other) for other in record.others or ()],
         "together": str(total) if total is not None else None,
     }
 

@@ -6,6 +6,7 @@ import html
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -174,6 +175,37 @@ def audits(found: Sequence[Audit]) -> str:
     )
     height = 0.8 + 0.75 * len(found)
     return _svg("audits", draw, "Audits: bound, claim and ceiling", f"{said}.", size=(SIZE[0], height))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The accuracy of a method, and whether its statement holds."""
+
+    name: str
+    accuracy: float
+    low: float
+    high: float
+    sound: bool
+
+
+def accuracies(found: Sequence[Measured]) -> str:
+    """Methods side by side: full circles where the statement holds, open squares where it is only claimed."""
+
+    def draw(axes: Axes) -> None:
+        for row, one in enumerate(reversed(found)):
+            style: dict[str, Any] = {"color": ACCENT} if one.sound else {"color": BOUND, "linestyle": (0, (3, 2))}
+            axes.plot([one.low, one.high], [row, row], linewidth=1.6, **style)
+            mark: dict[str, Any] = {"marker": "o"} if one.sound else {"marker": "s", "fillstyle": "none"}
+            axes.plot([one.accuracy], [row], color=style["color"], markersize=7, linestyle="none", **mark)
+            axes.text(0, row + 0.2, _short(one.name, 56), color=INK, va="bottom", transform=axes.get_yaxis_transform())
+        _label(axes, "accuracy on the test records", "")
+        axes.set_ylim(-0.4, len(found) - 0.2)
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: share(value)))
+
+    said = "; ".join(f"{one.name} {share(one.accuracy)}{'' if one.sound else ' (only claimed)'}" for one in found)
+    return _svg("accuracies", draw, "Accuracy of each method", f"{said}.", size=(SIZE[0], 0.8 + 0.62 * len(found)))
 
 
 def _short(name: str, most: int = 44) -> str:

@@ -26,28 +26,26 @@ def find_others(out: Path, fingerprint: str, named: Sequence[Path] = ()) -> tupl
                 found += of_folder(folder)
         except PrivetError:
             continue
-    return _distinct(found)
+    return distinct(found)
 
 
 def of_folder(folder: Path) -> tuple[OtherRun, ...]:
     """A run as another one counts it, and the others that it counts."""
     record = RunRecord.read(folder)
-    ledger = record.open_ledger(folder)
-    own = OtherRun(
-        name=folder.resolve().name,
-        created=record.created,
-        method=record.method,
-        ledger_head=ledger.head,
-        relation=ledger.relation.value,
-        unit=ledger.unit,
-        event=ledger.event.to_dict(),
-    )
+    name = folder.resolve().name
+    own = of_ledger(record.open_ledger(folder), name=name, created=record.created, method=record.method)
     return (own, *(record.others or ()))
+
+
+def of_ledger(ledger: Ledger, *, name: str, created: str, method: str) -> OtherRun:
+    """Everything that a ledger holds, as another run counts it."""
+    relation, event = ledger.relation.value, ledger.event.to_dict()
+    return OtherRun(name, created, method, ledger.head, relation, ledger.unit, event)
 
 
 def together(record: RunRecord, ledger: Ledger) -> Spent | None:
     """What this run and the others cost as a whole; None where there are none, or where no theorem composes them."""
-    counted = [other for other in record.others or () if other.ledger_head != ledger.head]
+    counted = record.others or ()
     if not counted or any((o.relation, o.unit) != (ledger.relation.value, ledger.unit) for o in counted):
         return None
     event = composed(ledger.event, *(Event.from_dict(other.event) for other in counted))
@@ -55,14 +53,16 @@ def together(record: RunRecord, ledger: Ledger) -> Spent | None:
 
 
 def _beside(out: Path) -> Iterable[Path]:
-    try:
-        folders = sorted(out.resolve().parent.iterdir())
-    except OSError:
-        return ()
-    return [f for f in folders if f != out.resolve() and not f.name.startswith(".") and (f / FILE).is_file()]
+    """The run folders beside `out`, and those one level deeper: the runs of a comparison."""
+    home, own = out.resolve().parent, out.resolve()
+    found = sorted(path.parent for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in home.glob(pattern))
+    return [folder for folder in found if own not in (folder, folder.parent) and not _hidden(folder, home)]
 
 
-def _distinct(runs: Sequence[OtherRun]) -> tuple[OtherRun, ...]:
-    """Each ledger once: a run may be found twice, named and beside."""
-    by_ledger = {run.ledger_head: run for run in reversed(runs)}
-    return tuple(sorted(by_ledger.values(), key=lambda run: (run.created, run.name)))
+def _hidden(folder: Path, home: Path) -> bool:
+    return any(part.startswith(".") for part in folder.relative_to(home).parts)
+
+
+def distinct(runs: Sequence[OtherRun]) -> tuple[OtherRun, ...]:
+    """Each run once: it may be found twice, named and beside. A copy under another name is another run."""
+    return tuple(sorted({run.identity: run for run in runs}.values(), key=lambda run: run.identity))

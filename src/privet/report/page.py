@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from scipy import stats
 
 from privet.audit.result import round_down
 from privet.data.whole import write_whole
@@ -55,7 +54,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
     limit = Limit(spent.epsilon, spent.delta)
     way = way_of(record, ledger)
     total = others.together(record, ledger)
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         record=record,
         statement=_unbroken(str(spent)),
@@ -72,7 +71,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         released=statement.released(record),
         way=way,
         samples=samples,
-        others=[run for run in record.others or () if run.ledger_head != ledger.head],
+        others=record.others or (),
         together=str(total) if total is not None else "",
         figures=_figures(record, spent, limit, standing, way),
         entries=[_entry(number, event, count) for number, (event, count) in enumerate(ledger, 1)],
@@ -101,8 +100,9 @@ class Entry:
     standing: words.Standing
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The templates of the pages, with what they need to say numbers."""
+    made = Environment(
         loader=PackageLoader("privet.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -118,8 +118,8 @@ def _environment() -> Environment:
         "at_least": round_down,
         "epsilon": round_up,
     }
-    environment.filters.update(filters)
-    return environment
+    made.filters.update(filters)
+    return made
 
 
 def _unbroken(statement: str) -> Markup:
@@ -128,8 +128,7 @@ def _unbroken(statement: str) -> Markup:
 
 
 def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Tile]:
-    right = round(record.test_accuracy * record.data.test_records)
-    interval = stats.binomtest(right, record.data.test_records).proportion_ci(method="wilson")
+    interval = statement.accuracy_interval(record)
     tiles = [
         Tile(
             "A student's accuracy on the test records" if record.synthetic else "Accuracy on the test records",

@@ -83,6 +83,11 @@ class OtherRun:
     event: dict[str, Any]
     """Everything in its ledger, as one event."""
 
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What tells it from other runs. Its ledger alone does not: two runs with the same settings have equal ones."""
+        return self.created, self.name, self.ledger_head
+
 
 @dataclass(frozen=True)
 class Stated:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from scipy import stats
+
+from privet.attacks import Interval
 from privet.privacy import Spent
 from privet.report import words
 from privet.report.limit import Limit
@@ -58,6 +61,13 @@ def meaning(record: RunRecord, spent: Spent) -> str:
         f"{words.share(0.01)} of those that were not, is right about at most "
         f"{words.share_at_most(limit(0.01))} of those that were."
     )
+
+
+def accuracy_interval(record: RunRecord) -> Interval:
+    """Wilson's interval of the accuracy on the test records."""
+    right = round(record.test_accuracy * record.data.test_records)
+    found = stats.binomtest(right, record.data.test_records).proportion_ci(method="wilson")
+    return Interval(float(found.low), float(found.high), 0.95, "Wilson")
 
 
 def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 from privet.training.standing import OnStep
 
 FILE = "steps.csv"
-COLUMNS = ("what", "step", "steps", "loss", "epsilon", "delta", "guarantee", "seconds")
+COLUMNS = ("what", "step", "steps", "loss", "accuracy", "epsilon", "delta", "guarantee", "seconds")
 TENSORBOARD = "tensorboard"
 
 

@@ -1,0 +1,118 @@
+"""Methods while they run, as a live table on a terminal and as a line for each that ends in a log; and the table at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privet.compare import Lane
+    from privet.compare.result import Outcome, Result
+
+Show = Callable[[Sequence["Lane"]], None]
+MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected"}
+
+
+@contextmanager
+def board(delta: float, *, quiet: bool = False) -> Iterator[Show]:
+    """Shows where every method stands: call what it gives with the lanes whenever something may have changed."""
+    if not sys.stderr.isatty():
+        yield _lines(quiet)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+        yield lambda lanes: live.update(_standing(lanes, delta))
+
+
+def _standing(lanes: Sequence[Lane], delta: float) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    shown = Table("Method", "", "Progress", "Accuracy", f"Epsilon at {delta:g}", "Time left")
+    for lane in lanes:
+        step = lane.standing
+        done, total = step.get("step") or 0, step.get("steps") or 0
+        bar = ProgressBar(total=total or 1, completed=total or 1 if lane.row else done, width=20)
+        what = lane.state if lane.row or lane.state == "waiting" else step.get("what", "Training")
+        accuracy = f"{100 * step['accuracy']:.1f} %" if "accuracy" in step else ""
+        epsilon = f"{step['epsilon']:.2f}" if "epsilon" in step else ""
+        claimed = "" if step.get("guarantee", "proved") == "proved" else " (claimed)"
+        shown.add_row(lane.entrant.key, what, bar, accuracy, f"{epsilon}{claimed if epsilon else ''}", _left(lane))
+    return shown
+
+
+def _left(lane: Lane) -> str:
+    """As much time for each step as until now."""
+    done, total = lane.standing.get("step") or 0, lane.standing.get("steps") or 0
+    if lane.state != "running" or not done or not total:
+        return ""
+    return f"{(time.monotonic() - lane.began) / done * (total - done):.0f} s"
+
+
+def _lines(quiet: bool) -> Show:
+    told: set[str] = set()
+
+    def show(lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            if lane.row is not None and lane.entrant.key not in told and not quiet:
+                told.add(lane.entrant.key)
+                why = f": {lane.row.reason}" if lane.row.reason else ""
+                print(
+                    f"{lane.entrant.title}: {lane.row.state} in {lane.row.seconds:.0f} s{why}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    return show
+
+
+def table(result: Result) -> None:
+    """The result for a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(
+        "Method",
+        "Guarantee",
+        "Accuracy",
+        f"Epsilon at {result.job.delta:g}",
+        "Audit: at least",
+        "AUC",
+        "TPR at 0.1 %",
+        "Seconds",
+        "MB",
+    )
+    for outcome in result.outcomes:
+        shown.add_row(*_cells(outcome), style="dim" if outcome.record is None else None)
+    console = Console()
+    console.print(shown)
+    if result.together is not None:
+        console.print(f"To choose among them costs what all of them cost together: {result.together}", soft_wrap=True)
+
+
+def _cells(outcome: Outcome) -> list[str]:
+    from privet.audit.result import round_down
+    from privet.privacy.spent import round_up
+
+    row, record, spent, standing = outcome.row, outcome.record, outcome.spent, outcome.standing
+    if record is None or spent is None or standing is None:
+        return [row.method, f"{row.state}: {row.reason}", *[""] * 7]
+    audit, attack, rate = outcome.audit, record.attack, outcome.lowest_rate
+    return [
+        row.method,
+        MARKS[standing.kind],
+        f"{100 * record.test_accuracy:.2f} %",
+        round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
+        f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}" if audit else "",
+        f"{attack.auc:.3f}" if attack else "",
+        f"{100 * rate.tpr:.3g} %" if rate else "",
+        f"{row.seconds:.0f}",
+        f"{row.peak_megabytes:.0f}" if row.peak_megabytes else "",
+    ]

@@ -1,0 +1,128 @@
+"""`privet compare`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privet.cli.board import board, table
+from privet.cli.data import NAMES
+from privet.cli.program import AsJson, app
+from privet.cli.progress import computing, fetching
+from privet.cli.train import Delta, Epsilon, Seed, check_budget, recipe_names
+from privet.errors import InputError, PrivetError
+
+if TYPE_CHECKING:
+    from privet.compare import Entrant, Job
+    from privet.data import Dataset
+
+
+def method_keys() -> list[str]:
+    from privet.compare import ENTRANTS
+
+    return list(ENTRANTS)
+
+
+@app.command("compare", epilog="Example:  privet compare --data mnist --epsilon 3 --minutes 5 --out runs/compare")
+def compare(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A data set by name (mnist, fashion-mnist, cifar10, digits) or FORMAT:PATH, as privet data reads it.",
+            autocompletion=lambda: list(NAMES),
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of the comparison; one that was stopped goes on.")] = Path(
+        "runs/compare"
+    ),
+    schema: Annotated[
+        Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
+    ] = None,
+    epsilon: Epsilon = 3.0,
+    delta: Delta = 1e-5,
+    minutes: Annotated[float, typer.Option(help="How long each may train; 0: as long as it takes.", min=0)] = 0.0,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "--methods",
+            help="One method, or several with commas between; without it, every one that fits the records.",
+            autocompletion=method_keys,
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="The recipe of methods that train a classifier.", autocompletion=recipe_names)
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option("--jobs", help="How many at once; without it, one for each core.", min=1)
+    ] = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every method that fits the data at one budget, attack and audit each, and lay them side by side on one page.
+
+    Each method runs in a process of its own. Stopped and called again with the same options, it goes on. Looking at all of
+    them to choose one costs what all of them cost together: the page says how much.
+    """
+    check_budget(epsilon, delta)
+    from privet.compare import Job, finish, race
+    from privet.compare.page import write_comparison
+
+    command = ("privet", *sys.argv[1:])
+    job = Job(data, epsilon, delta, (), minutes, seed, recipe or "", str(schema) if schema else "", command)
+    with fetching() as progress:
+        dataset = job.records(progress)
+    entrants, left_out = _entrants(methods, dataset)
+    job = _named(job, entrants)
+    job.keep(out)
+    _prepare(job, dataset)
+    with board(delta, quiet=as_json) as show:
+        rows = race(entrants, out, at_once=at_once, on_change=show)
+    result = finish(job, out, rows, left_out, dataset.fingerprint)
+    page = write_comparison(result, out)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, default=str))
+    else:
+        table(result)
+        typer.echo(f"The page: {page}")
+    if not any(row.state == "done" for row in rows):
+        raise PrivetError(f"No method came to its end: the reasons are in {page} and in the .log files beside it.")
+
+
+def _named(job: Job, entrants: list[Entrant]) -> Job:
+    from dataclasses import replace
+
+    return replace(job, methods=tuple(entrant.key for entrant in entrants))
+
+
+def _entrants(methods: list[str] | None, dataset: Dataset) -> tuple[list[Entrant], dict[str, str]]:
+    """The methods that take part, and why others do not."""
+    from privet.compare import ENTRANTS, entrants_for
+
+    fitting, left_out = entrants_for(dataset)
+    if not methods:
+        return list(fitting.values()), left_out
+    asked = list(dict.fromkeys(key.strip() for text in methods for key in text.split(",") if key.strip()))
+    for key in asked:
+        if key not in ENTRANTS:
+            raise InputError(f"There is no method {key!r} to compare: there are {', '.join(ENTRANTS)}.")
+    taking_part = [ENTRANTS[key] for key in asked if key not in left_out]
+    if not taking_part:
+        raise InputError(f"None of these methods fits {dataset.name}: {left_out[asked[0]]}.")
+    return taking_part, {key: left_out[key] for key in asked if key in left_out}
+
+
+def _prepare(job: Job, dataset: Dataset) -> None:
+    """Compute the features that several methods share once, with all cores, before the methods start."""
+    from privet.data import compute_features
+    from privet.models.on_features import OnFeatures
+    from privet.recipes.prepare import build_model
+
+    model = build_model(job.recipe_for(dataset), dataset, seed=0)
+    if isinstance(model, OnFeatures):
+        with computing() as progress:
+            compute_features(dataset, model.features, model.key, progress=progress)

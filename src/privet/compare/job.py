@@ -1,0 +1,71 @@
+"""What is compared: the records, the budget and the methods. It is written down first, so that a comparison can go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from privet import data, recipes
+from privet.data import Dataset, Progress
+from privet.data.whole import write_whole
+from privet.errors import InputError
+from privet.recipes import Recipe
+from privet.report.plain import MisfitError, build
+
+FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The same for every method.
+
+    Attributes:
+        source, schema: the records, as `privet.data.load` takes them.
+        epsilon, delta: the budget of each method.
+        methods: keys of `privet.compare.ENTRANTS`.
+        minutes: how long a method may train; 0 means as long as it takes.
+        seed: makes the comparison repeatable; None where what comes out may be released.
+        recipe: of the methods that train a classifier; empty for the one that fits the records.
+    """
+
+    source: str
+    epsilon: float
+    delta: float
+    methods: tuple[str, ...]
+    minutes: float = 0.0
+    seed: int | None = None
+    recipe: str = ""
+    schema: str = ""
+    command: tuple[str, ...] = ()
+
+    def records(self, progress: Progress | None = None) -> Dataset:
+        """Training and test records, the same for every method."""
+        dataset = data.load(self.source, schema=self.schema or None, progress=progress)
+        return data.with_test_records(dataset, self.source)
+
+    def recipe_for(self, dataset: Dataset) -> Recipe:
+        return recipes.load(self.recipe) if self.recipe else recipes.pick(dataset)[0]
+
+    def keep(self, out: Path) -> None:
+        """Write the job into its folder, or find it there: another job is refused."""
+        path = out / FILE
+        if path.exists():
+            there = Job.read(out)
+            if dataclasses.replace(there, command=self.command) != self:
+                raise InputError(f"{out} holds another comparison: give the same options to go on, or another --out.")
+            return
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InputError(f"{out} holds something else than a comparison: give another folder with --out.")
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode(), mode=0o644)
+
+    @classmethod
+    def read(cls, out: Path) -> Job:
+        try:
+            return build(cls, json.loads((out / FILE).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise InputError(f"{out} holds no comparison.") from None
+        except (OSError, ValueError, MisfitError) as error:
+            raise InputError(f"{out / FILE} is damaged ({error}): give another folder with --out.") from None

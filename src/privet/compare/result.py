@@ -1,0 +1,135 @@
+"""What a comparison found: the rows with their runs, what all of them cost together, the table and the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privet.attacks.roc import Interval
+from privet.audit import Audit
+from privet.compare.job import Job
+from privet.compare.row import Row
+from privet.data.whole import write_whole
+from privet.errors import PrivetError
+from privet.privacy import Ledger, Spent
+from privet.report import OtherRun, RunRecord, renew, words
+from privet.report.others import distinct, find_others, of_folder, of_ledger, together
+from privet.report.record import Rate
+from privet.report.statement import accuracy_interval, standing
+from privet.training.folder import LEDGER
+
+FILE = "compare.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A row with what its run measured; without a run where the method failed or was left out."""
+
+    row: Row
+    record: RunRecord | None = None
+    spent: Spent | None = None
+
+    @property
+    def standing(self) -> words.Standing | None:
+        return standing(self.spent) if self.spent is not None else None
+
+    @property
+    def interval(self) -> Interval | None:
+        return accuracy_interval(self.record) if self.record is not None else None
+
+    @property
+    def audit(self) -> Audit | None:
+        """The audit that saw the most of the run: the last one, of the whole training where there is one."""
+        return self.record.audits[-1] if self.record is not None and self.record.audits else None
+
+    @property
+    def lowest_rate(self) -> Rate | None:
+        return self.record.attack.rates[0] if self.record is not None and self.record.attack else None
+
+    def facts(self) -> dict[str, Any]:
+        """The row as plain data."""
+        found: dict[str, Any] = dataclasses.asdict(self.row)
+        if self.record is None or self.spent is None:
+            return found
+        found |= {"accuracy": self.record.test_accuracy, "spent": self.spent.to_dict(), "statement": str(self.spent)}
+        if self.record.attack is not None:
+            attack = self.record.attack
+            rates = {f"{rate.fpr:g}": rate.tpr for rate in attack.rates}
+            found["attack"] = {"auc": attack.auc, "low": attack.low, "high": attack.high, "tpr_at": rates}
+        found["audit"] = self.audit.to_dict() if self.audit is not None else None
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A comparison that is over."""
+
+    job: Job
+    outcomes: tuple[Outcome, ...]
+    together: Spent | None
+    """What all runs cost as a whole: whoever chooses among them spends this."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "job": dataclasses.asdict(self.job),
+            "together": str(self.together) if self.together is not None else None,
+            "rows": [outcome.facts() for outcome in self.outcomes],
+        }
+
+
+def finish(job: Job, out: Path, rows: Sequence[Row], left_out: Mapping[str, str], fingerprint: str) -> Result:
+    """Count every run of the comparison in the card of every other, and write `compare.json`."""
+    all_runs = _runs(out)
+    before = find_others(out, fingerprint)
+    for row in rows:
+        if row.state == "done":
+            _count(out / row.method, distinct([*before, *all_runs]))
+    rows = [*rows, *(Row(key, key, "left out", reason) for key, reason in left_out.items())]
+    result = Result(job, tuple(_outcome(row, out) for row in rows), _together(rows, out))
+    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, default=str)
+    write_whole(out / FILE, f"{text}\n".encode(), mode=0o644)
+    return result
+
+
+def _outcome(row: Row, out: Path) -> Outcome:
+    if row.state != "done":
+        return Outcome(row)
+    record = RunRecord.read(out / row.method)
+    return Outcome(row, record, record.open_ledger(out / row.method).spent(record.delta))
+
+
+def _runs(out: Path) -> tuple[OtherRun, ...]:
+    """Everything in the folder that has a ledger: also what failed or was stopped has used the records."""
+    found: list[OtherRun] = []
+    for path in sorted(out.glob(f"*/{LEDGER}")):
+        folder = path.parent
+        try:
+            found += of_folder(folder)[:1] if (folder / "record.json").exists() else [_stopped(folder)]
+        except PrivetError:
+            continue  # its first line was never written: nothing was used
+    return distinct(found)
+
+
+def _stopped(folder: Path) -> OtherRun:
+    ledger = Ledger.open(folder / LEDGER, read_only=True)
+    return of_ledger(ledger, name=folder.name, created="", method="stopped before its end")
+
+
+def _count(folder: Path, everybody: Sequence[OtherRun]) -> None:
+    record, own = RunRecord.read(folder), of_folder(folder)[0]
+    others = tuple(run for run in everybody if run.identity != own.identity)
+    if others != record.others:
+        dataclasses.replace(record, others=others).write(folder)
+        renew(folder)
+
+
+def _together(rows: Sequence[Row], out: Path) -> Spent | None:
+    for row in rows:
+        if row.state == "done":
+            record = RunRecord.read(out / row.method)
+            return together(record, record.open_ledger(out / row.method))
+    return None
