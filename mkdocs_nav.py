@@ -10,6 +10,7 @@ PAGES = {
     "Accounting": "accounting.md",
     "Recipes": "recipes.md",
     "Results": "results.md",
+    "Artificial data": "synthesis.md",
     "Attacks": "attacks.md",
     "Audits": "audit.md",
     "Optimised noise": "optimised-noise.md",

@@ -170,5 +170,6 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
         typer.echo(f"Student {name}, trained on the artificial data alone: {said}")
     for line in sentences(record.attack):
         typer.echo(line)
+    typer.echo(f"Nearest records, distances and baselines, not for release: {out / 'internal' / 'quality.md'}")
     typer.echo(f"To release: {out / 'release'} (its card: {out / 'release' / 'card.md'})")
     typer.echo(f"The page, which is internal: {out / 'report.html'}")

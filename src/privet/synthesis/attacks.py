@@ -19,7 +19,7 @@ NAMES = {"distance": "Distance to the closest artificial example", "density": "D
 INTERNAL = "internal"
 ASKED = 2000
 """So many records of each side are compared."""
-ROWS = 10_000
+ROWS = 4000
 """At most so many artificial examples are looked at."""
 
 
