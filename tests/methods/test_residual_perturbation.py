@@ -121,7 +121,7 @@ def test_the_first_gradient_is_the_record_whatever_gamma_is_unless_the_input_has
     assert float(covered.std()) > 2  # what comes back is the record under its noise
 
 
-def test_the_sound_form_is_proved_by_dpsgd_and_its_gradients_are_those_of_single_records(stripes):
+def test_the_sound_form_is_proved_by_dpsgd(stripes):
     model = network(groups=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     how = ResidualPerturbation(0.5)
@@ -141,29 +141,24 @@ def test_the_sound_form_is_proved_by_dpsgd_and_its_gradients_are_those_of_single
     assert 3.9 < done.ledger.spent(1e-5).epsilon <= 4
     assert not any(module._forward_hooks for module in model.modules())
 
-    # Records with noise of their own: the same noise for the batch and for each record alone.
-    x, y = stripes.batch(range(4))
-    drawn = {}
 
-    def fixed(self, like, deviation):
-        key = tuple(like.shape[1:]), len(drawn) if len(like) == 4 else fixed.next
-        if len(like) == 4:
-            drawn[len(drawn)] = deviation * torch.randn(like.shape, generator=torch.Generator().manual_seed(len(drawn)))
-            return drawn[len(drawn) - 1]
-        fixed.next += 1
-        return drawn[key[1]][fixed.record : fixed.record + 1]
-
-    applied = how.apply(model)
-    applied._noise = fixed.__get__(applied)
-    with Engine(model, loss_reduction="sum") as engine:
-        F.cross_entropy(model(x), y, reduction="sum").backward()
-        norms = engine.gradients().total_squared_norms().sqrt()
-    for record in range(4):
-        fixed.record, fixed.next = record, 0
-        model.zero_grad()
-        F.cross_entropy(model(x[record : record + 1]), y[record : record + 1]).backward()
-        alone = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-        assert float(norms[record]) == pytest.approx(float(alone), rel=1e-3)
+@pytest.mark.parametrize("strategy", ["I", "II"])
+def test_per_example_gradients_under_noise_are_those_of_single_losses(stripes, strategy):
+    # The same noise twice: with it the loss of each record is differentiated by itself, and all of them by the engine.
+    model, (x, y) = network(groups=4), stripes.batch(range(4))
+    parameters, generator = list(model.parameters()), torch.Generator()
+    with ResidualPerturbation(0.5, strategy).apply(model, source=generator):
+        generator.manual_seed(3)
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        alone = [
+            torch.cat([g.flatten() for g in torch.autograd.grad(one, parameters, retain_graph=True)]).norm()
+            for one in losses
+        ]
+        generator.manual_seed(3)
+        with Engine(model, loss_reduction="sum") as engine:
+            F.cross_entropy(model(x), y, reduction="sum").backward()
+            norms = engine.gradients().total_squared_norms().sqrt()
+    assert torch.allclose(norms.float(), torch.stack(alone), rtol=1e-3)
 
 
 def test_the_rate_falls_at_its_milestones():

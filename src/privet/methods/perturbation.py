@@ -30,6 +30,8 @@ BLOCKS = ("ResidualBlock", "BasicBlock", "Bottleneck", "PreActBlock", "PreActBot
 """Classes of blocks that are known by name: those of this library, of torchvision and of well-known scripts."""
 SHORTCUTS = ("shortcut", "downsample", "skip")
 """What a block calls the part that brings the stream to the shape of its output."""
+CHUNK = 2**14
+"""Numbers that are made and used at once."""
 PUBLISHED_BOUND = 30.0
 """G, where nothing enforces one: the paper's."""
 
@@ -203,8 +205,9 @@ class AppliedPerturbation:
             out = skipped + _clipped(out - skipped, how.bound)
         if not how.gamma:
             return out
-        noise = self._noise(out, how.gamma)
-        return out + (noise if not how.multiplicative or stream is None else stream.abs().clamp(min=how.eta) * noise)
+        if how.multiplicative and stream is not None:
+            return out + stream.abs().clamp(min=how.eta) * self._noise(out, how.gamma)
+        return self._plus_noise(out, how.gamma)
 
     def _stream(self, block: nn.Module, x: Tensor, out: Tensor) -> Tensor | None:
         """The stream at the shape of the block's output; none where strategy I has no skip connection to look at."""
@@ -233,13 +236,22 @@ class AppliedPerturbation:
         noisy: Tensor = scaled + lengths.sqrt() * self._noise(scores, self.perturbation.pi)
         return noisy
 
+    def _plus_noise(self, out: Tensor, deviation: float) -> Tensor:
+        if type(out.grad_fn).__name__ != "AddBackward0" or not _is_dense(out):
+            return out + self._noise(out, deviation)
+        # A sum keeps nothing of its result for the way back: noise is added in place, in chunks that stay in the cache.
+        for chunk in out.detach().as_strided((out.numel(),), (1,)).split(CHUNK):
+            chunk.add_(self._normal(chunk, deviation))
+        return out
+
     def _noise(self, like: Tensor, deviation: float) -> Tensor:
         # Normal numbers are drawn four times as fast into a vector as into a tensor of another layout.
+        flat = self._normal(like, deviation)
+        return flat.as_strided(like.shape, like.stride()) if _is_dense(like) else flat.view(like.shape)
+
+    def _normal(self, like: Tensor, deviation: float) -> Tensor:
         flat = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-        flat.normal_(0.0, deviation, generator=self._generator)
-        if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
-            return flat.as_strided(like.shape, like.stride())
-        return flat.view(like.shape)
+        return flat.normal_(0.0, deviation, generator=self._generator)
 
 
 def _found(model: nn.Module, blocks: Sequence[str] | None) -> tuple[str, ...]:
@@ -268,6 +280,11 @@ def _heads(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
             raise InputError("Strategy II with pi puts noise on a last linear layer, and the model has none.")
         heads.append(own[-1])
     return tuple(heads)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the numbers fill one piece of memory."""
+    return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
 def _skips(block: nn.Module) -> bool:
