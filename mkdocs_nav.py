@@ -14,6 +14,7 @@ PAGES = {
     "Attacks": "attacks.md",
     "Audits": "audit.md",
     "Optimised noise": "optimised-noise.md",
+    "Residual perturbation": "residual-perturbation.md",
     "Performance": "performance.md",
     "Dependencies": "dependencies.md",
 }

@@ -109,7 +109,7 @@ def test_the_reversal_writes_its_figure(tmp_path):
     assert page.exit_code == 0, page.output
     facts = json.loads(page.stdout)
     assert facts["rmse"]["ODE"] < 0.02 < 1 < facts["rmse"]["SDE, strategy I, gamma 1"]
-    assert (tmp_path / "out" / "reversal.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "reversal.jpg").stat().st_size > 10_000
     assert privet("reproduce", "wang-reversal", "--image", tmp_path / "no.png").exit_code == 2
 
 

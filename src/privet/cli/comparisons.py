@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from privet.recipes.comparison import Comparison, Measured
 
 REVERSAL = "wang-reversal"
-PICTURE = "reversal.png"
+PICTURE = "reversal.jpg"
 CURVES = "roc.svg"
 
 

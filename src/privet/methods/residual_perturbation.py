@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,10 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
             raise InputError("A training has at least one epoch, and a batch at least one record.")
+
+    def for_members(self, members: int) -> Schedule:
+        """For an ensemble: the average divides each member's gradient by their number, for which the rate makes up."""
+        return replace(self, learning_rate=self.learning_rate * members)
 
     def rate(self, epoch: int) -> float:
         """The learning rate of epoch 0, 1, 2, ..."""

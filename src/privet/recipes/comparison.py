@@ -196,7 +196,7 @@ def _measure(
 def _trained(
     comparison: Comparison, line: Line, records: Split, classes: int, seed: int, on_step: OnStep | None
 ) -> tuple[nn.Module, Spent]:
-    schedule, private = comparison.schedule, comparison.dpsgd
+    schedule, private = comparison.schedule.for_members(line.members), comparison.dpsgd
     groups = private.groups if line.dpsgd else 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

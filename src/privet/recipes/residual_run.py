@@ -55,6 +55,7 @@ def run_residual(
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     chosen = pick_comparison(dataset)
     schedule = chosen.schedule if epochs is None else _shortened(chosen.schedule, epochs)
+    schedule = schedule.for_members(members)
     arguments = {
         "channels": dataset.shape[0],
         "classes": len(dataset.classes),

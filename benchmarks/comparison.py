@@ -1,0 +1,32 @@
+"""Fill the table and draw the ROC curves of docs/results.md from what ``privet reproduce wang-cifar10 --results`` wrote."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+
+from _page import DOCS, put
+
+from privet.cli.comparisons import shown
+from privet.recipes import comparison
+from privet.recipes.comparison import Measured
+from privet.recipes.comparison_figure import draw_rocs
+from privet.report.plain import build
+
+NAME = "wang-cifar10"
+RESULTS = Path(__file__).parent / "results" / f"{NAME}.json"
+
+
+def main() -> None:
+    chosen = comparison.load(NAME)
+    found = [build(Measured, row) for row in json.loads(RESULTS.read_text(encoding="utf-8"))]
+    groups = [list(group) for _, group in groupby(found, key=lambda measured: measured.title)]
+    table = shown(chosen, chosen.data, groups)
+    command = f"privet reproduce {NAME} --results benchmarks/results/{NAME}.json"
+    put("results.md", NAME, f"```sh\n{command}\n```\n\n{table}")
+    draw_rocs(DOCS / "images" / f"{NAME}-roc.svg", [group[0] for group in groups])
+
+
+if __name__ == "__main__":
+    main()
