@@ -108,8 +108,11 @@ class Convolution(Use):
         self.x, self.grad = (grad, x) if self.geometry.transposed else (x, grad)
         self.method = cheapest_method(self.x, self.grad, self.geometry, lambda: budget.take(self.instance_bytes()))
         if self.method == "instances":
-            self.instances = list(self._formed(_PIECE_BYTES))
-            self.norms["weight"] = torch.cat([piece.squared_norms() for _, piece in self.instances])
+            self.instances, norms = [], []
+            for rows, piece in self._formed(_PIECE_BYTES):
+                self.instances.append((rows, piece))
+                norms.append(piece.squared_norms())  # at once, while the piece is in the cache
+            self.norms["weight"] = torch.cat(norms)
             self.x = self.grad = None
 
     def _images(self, tensor: Tensor, stride: int) -> Tensor:
@@ -169,8 +172,7 @@ class Convolution(Use):
     def weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         summed = {} if self.sums is None else {"bias": weigh(self.sums, weights["bias"])}
         if self.instances is not None:
-            parts = [piece.weighted_sum(weights["weight"][rows]) for rows, piece in self.instances]
-            summed["weight"] = sum(parts[1:], start=parts[0])
+            summed["weight"] = Instances.weighted_sum(self.instances, weights["weight"])
         elif "weight" in self.slots:
             summed["weight"] = self._weight_sum(weights["weight"])
         return summed

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from privet.gradients.norms import squared_norms
-from privet.gradients.use import weigh
 
 _BUFFER_BYTES = 2**20
 """Patches are copied into a reused buffer of about this size. Of 256 KiB, 1 MiB and 4 MiB it was the fastest on the
@@ -81,10 +80,6 @@ class Instances:
         norms = [squared_norms(part) for part in self.blocks]
         return torch.stack(norms).sum(0) if len(norms) > 1 else norms[0]
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        summed = [weigh(part, weights)[None] for part in self.blocks]
-        return self._as_weights(torch.stack(summed))[0]
-
     def of(self, rows: slice) -> Tensor:
         """``(records, outputs, inputs, *kernel)``"""
         return self._as_weights(self.blocks[:, rows])
@@ -92,6 +87,16 @@ class Instances:
     def _as_weights(self, blocks: Tensor) -> Tensor:
         ordered = blocks.permute(self.order)
         return ordered.squeeze(-1) if self.order[-1] == 0 else ordered
+
+    @staticmethod
+    def weighted_sum(pieces: Sequence[tuple[slice, Instances]], weights: Tensor) -> Tensor:
+        """The sum over the records of pieces that were formed alike, added up before it is brought into order."""
+        one = pieces[0][1]
+        total = torch.zeros_like(one.blocks[:, :1])
+        for rows, piece in pieces:
+            for into, block in zip(total.flatten(1), piece.blocks.flatten(2), strict=True):
+                into.addmv_(block.mT, weights[rows].to(block.dtype))
+        return one._as_weights(total)[0]
 
 
 class Patches:
