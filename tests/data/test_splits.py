@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privet.data import Dataset, Split, divide
+from privet.data import Dataset, Split, divide, set_aside
 from privet.errors import InputError
 
 
@@ -52,3 +52,19 @@ def test_a_part_may_keep_the_name_of_the_whole() -> None:
 def test_refuses(parts: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         divide(numbered(10), "train", parts, 0)
+
+
+def test_records_that_are_set_aside_leave_the_test_part_and_lose_their_labels():
+    inputs = torch.arange(40, dtype=torch.float32).view(20, 2)
+    split = Split(inputs, torch.arange(20) % 3)
+    dataset = Dataset("made", ("a", "b", "c"), {"train": split, "test": split})
+    divided = set_aside(dataset, 8)
+    assert divided["public"].labels.tolist() == [0] * 8
+    rows = [tuple(row) for part in ("public", "test") for row in divided[part].inputs.tolist()]
+    assert sorted(rows) == sorted(tuple(row) for row in inputs.tolist())
+    again = set_aside(Dataset("made", ("a", "b", "c"), {"train": split, "test": Split(-inputs, split.labels)}), 8)
+    assert torch.equal(again["public"].inputs, -divided["public"].inputs)
+    assert set_aside(dataset, 0) is dataset
+    for count in (-1, 20, 21):
+        with pytest.raises(InputError, match="leave at least one to test on"):
+            set_aside(dataset, count)

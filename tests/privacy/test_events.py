@@ -18,12 +18,14 @@ from privet.privacy import (
     GroupedL2,
     IsotropicL2,
     Laplace,
+    NoisyTopCount,
     NoisyVotes,
     Nothing,
     NotPrivate,
     PaddedPoisson,
     PoissonSampled,
     Proved,
+    PublicRecords,
     PublishedClaim,
     PureEpsilon,
     RandomizedResponse,
@@ -45,7 +47,9 @@ EVERY_EVENT = [
     ShuffledEpoch(100, Gaussian(1.1)),
     NoisyVotes(20.0),
     NoisyVotes(20.0, "laplace"),
+    NoisyTopCount(150.0),
     CovarianceRelease(7.0),
+    PublicRecords(5000, "test records"),
     PublishedClaim(3.45, 1e-5, "a paper", "theorem 2 fails"),
     NotPrivate(),
     Nothing(),
@@ -136,3 +140,10 @@ def test_nothing_can_be_put_into_an_event_that_would_not_be_counted(make, messag
     """A negative count took what had been spent off again, and an unknown guarantee was read as proved."""
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_public_records_stand_in_the_ledger_and_cost_nothing():
+    event = PublicRecords(5000, "test records") + Gaussian(2.0)
+    assert tally(event) == ((Gaussian(2.0), 1),)
+    with pytest.raises(InputError, match="need a name"):
+        PublicRecords(3, "")

@@ -13,6 +13,14 @@ EXAMPLES = {
     "IsotropicL2": (vocabulary.IsotropicL2(0.5, 1000), "isotropic L2 noise of scale 0.5 C in 1,000 dimensions"),
     "GroupedL2": (vocabulary.GroupedL2((1.0, 2.0)), "L2 noise in 2 groups of coordinates"),
     "NoisyVotes": (vocabulary.NoisyVotes(40.0), "teachers' votes, plus Gaussian noise of 40 votes"),
+    "NoisyTopCount": (
+        vocabulary.NoisyTopCount(150.0),
+        "the largest count of teachers' votes, plus Gaussian noise of 150",
+    ),
+    "PublicRecords": (
+        vocabulary.PublicRecords(5000, "test records"),
+        "5,000 records without labels, stated to be public",
+    ),
     "CovarianceRelease": (vocabulary.CovarianceRelease(7.0), "second moments"),
     "PoissonSampled": (vocabulary.PoissonSampled(0.01, STEP), "each record with probability 1\N{NO-BREAK SPACE}%"),
     "PaddedPoisson": (vocabulary.PaddedPoisson(0.01, 60_000, 700, STEP), "filled up with dummies to 700 rows"),

@@ -100,9 +100,9 @@ def attack(
             _invert(model, dataset, run, as_json)
             return
         if kind is Attack.loss:
-            name, roc = NAMES[signal], _fit(model, dataset, signal)
+            name, roc = NAMES[signal], _fit(model, dataset, signal, record.data.set_aside)
         else:
-            name, roc = _by_shadows(kind, model, dataset, shadows, records, epochs, seed)
+            name, roc = _by_shadows(kind, model, dataset, record.data.set_aside, shadows, records, epochs, seed)
         result, lines = AttackResult.of(name, roc), []
     dataclasses.replace(record, attack=result).write(run)
     page = renew(run)
@@ -123,18 +123,20 @@ def _on_data(kind: Attack, run: Path, dataset: Dataset, records: int, seed: int)
     return result, [str(found) for found in attacks.closeness(inputs, dataset, asked=records, seed=seed)]
 
 
-def _fit(model: nn.Module, dataset: Dataset, signal: Signal) -> Roc:
+def _fit(model: nn.Module, dataset: Dataset, signal: Signal, aside: int) -> Roc:
     from privet.attacks import LossThreshold
+    from privet.data import set_aside
     from privet.recipes import outputs
 
     with computing() as features:
-        members, others = outputs(model, dataset, progress=features)
+        members, others = outputs(model, dataset, features, aside)
     attacked = LossThreshold(signal=signal.value)
-    return attacked(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
+    labels = set_aside(dataset, aside).test.labels
+    return attacked(lambda given: given, (members, dataset.train.labels), (others, labels))
 
 
 def _by_shadows(
-    kind: Attack, model: nn.Module, dataset: Dataset, shadows: int, records: int, epochs: int, seed: int
+    kind: Attack, model: nn.Module, dataset: Dataset, aside: int, shadows: int, records: int, epochs: int, seed: int
 ) -> tuple[str, Roc]:
     import torch
 
@@ -142,7 +144,7 @@ def _by_shadows(
 
     generator = torch.Generator().manual_seed(seed)
     with computing() as progress:
-        part, train, test = _trained_part(model, dataset, records, generator, progress)
+        part, train, test = _trained_part(model, dataset, aside, records, generator, progress)
         fitting = Fitting(lambda: fresh(part), epochs=epochs, progress=progress)
         half = len(test[0]) // 2
         if kind is Attack.shadow:
@@ -154,18 +156,19 @@ def _by_shadows(
 
 
 def _trained_part(
-    model: nn.Module, dataset: Dataset, records: int, generator: Generator, features: Progress | None
+    model: nn.Module, dataset: Dataset, aside: int, records: int, generator: Generator, features: Progress | None
 ) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The part of the model that was trained, and samples of the records as that part gets them."""
     import torch
 
-    from privet.data import compute_features
+    from privet.data import compute_features, set_aside
     from privet.models.on_features import OnFeatures
 
     before: nn.Module | None = None
     if isinstance(model, OnFeatures):
         dataset = compute_features(dataset, model.features, model.key, progress=features)
         before, model = model.standardise, model.head
+    dataset = set_aside(dataset, aside)
     sides = []
     for split in (dataset.train, dataset.test):
         chosen = torch.randperm(len(split), generator=generator)[:records]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privet.cli.attack import sentences
+from privet.cli.by_votes import check_voting, train_by_votes
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
 from privet.cli.progress import training
@@ -33,6 +34,7 @@ class Method(StrEnum):
     optimized_noise = "optimized-noise"
     residual = "residual"
     residual_dpsgd = "residual-dpsgd"
+    pate = "pate"
 
 
 class Strategy(StrEnum):
@@ -117,6 +119,20 @@ def train(
     radius: Annotated[float, typer.Option(help="Of residual with --pi: the norm to which inputs are clipped.")] = 30.0,
     ensemble: Annotated[int, typer.Option(help="Of residual: how many networks are averaged.", min=1)] = 1,
     epochs: Annotated[int | None, typer.Option(help="Of residual: passes over the records.", min=1)] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(
+            help="Of pate: the public records without labels: how many of the test records, or another data set by name."
+        ),
+    ] = None,
+    teachers: Annotated[int | None, typer.Option(help="Of pate: how many teachers.", min=2)] = None,
+    queries: Annotated[int | None, typer.Option(help="Of pate: how many public records to ask about.", min=1)] = None,
+    sure: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="VOTES NOISE", help="Of pate: answer only where a class has so many votes, counted with this noise."
+        ),
+    ] = None,
     tuned_from: TunedFrom = None,
     seed: Seed = None,
     as_json: AsJson = False,
@@ -126,6 +142,7 @@ def train(
     check_free(out, resume)
     key = _method(method, form, as_published)
     perturbation = _perturbation(method, gamma, strategy, pi, radius, ensemble, epochs)
+    check_voting(method is Method.pate, public, teachers or queries or sure, resume)
     from privet import recipes, report
 
     if method is Method.residual and (recipe is not None or resume):
@@ -162,6 +179,24 @@ def train(
     if not as_json:
         typer.echo(f"Recipe {chosen.name}, because {why}: {chosen.title}.")
         typer.echo(chosen.why)
+    if public is not None:
+        record = train_by_votes(
+            chosen,
+            dataset,
+            out,
+            public=public,
+            teachers=teachers,
+            queries=queries,
+            sure=sure,
+            epsilon=epsilon,
+            delta=delta,
+            seed=seed,
+            source=data,
+            schema=str(schema) if schema else "",
+            others=others,
+        )
+        say(record, out, as_json)
+        return
     if method is Method.residual_dpsgd:
         chosen = chosen.with_arguments(members=ensemble)
     record = train_by(

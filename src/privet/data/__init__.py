@@ -8,7 +8,7 @@ from privet.data.features import compute_features
 from privet.data.fetch import get, is_cached
 from privet.data.schema import Categorical, Numeric, Schema, read_schema
 from privet.data.spec import load
-from privet.data.splits import divide, with_test_records
+from privet.data.splits import divide, set_aside, with_test_records
 
 __all__ = [
     "CATALOGUE",
@@ -27,5 +27,6 @@ __all__ = [
     "is_cached",
     "load",
     "read_schema",
+    "set_aside",
     "with_test_records",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from privet.data.dataset import Dataset
+from privet.data.dataset import Dataset, Split
 from privet.errors import InputError
 
 
@@ -46,3 +46,25 @@ def divide(dataset: Dataset, split: str, parts: Mapping[str, float], generator: 
             raise InputError(f"The part {name!r} of {len(whole)} records would be empty: give it a larger fraction.")
         made[name] = whole.select(order[start:end])
     return Dataset(dataset.name, dataset.classes, {**made, **{k: v for k, v in dataset.splits.items() if k != split}})
+
+
+def set_aside(dataset: Dataset, count: int) -> Dataset:
+    """The data set with ``count`` of its test records as a split ``public`` without labels (each is 0).
+
+    Guaranteed: always the same records, chosen by their number alone, so that the features of a data set and the data set
+    are divided alike; none of them stays in ``test``. Nothing changes for a count of 0.
+    """
+    if count == 0:
+        return dataset
+    test = dataset.test
+    if not 0 < count < len(test):
+        raise InputError(
+            f"{count:,} of {len(test):,} test records cannot be taken as public: leave at least one to test on."
+        )
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
+    public = test.inputs[order[:count]]
+    made = {
+        "test": test.select(order[count:].sort().values),
+        "public": Split(public, torch.zeros(count, dtype=torch.int64)),
+    }
+    return Dataset(dataset.name, dataset.classes, {**dataset.splits, **made})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from privet import models
-from privet.data import Dataset, Progress, Split, compute_features
+from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
 from privet.methods.dp_pca import private_components
 from privet.methods.statistics import Statistic, private_mean, private_second_moment
@@ -93,12 +93,18 @@ def prepare(
     return Prepared(model, model, dataset.train, dataset.test)
 
 
-def outputs(model: nn.Module, dataset: Dataset, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-    """The class scores of all training records and of all test records; features come from the cache."""
+def outputs(
+    model: nn.Module, dataset: Dataset, progress: Progress | None = None, aside: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The class scores of all training records and of all test records; features come from the cache.
+
+    `aside` test records were public ones in training, and are left out.
+    """
     rest: nn.Module = model
     if isinstance(model, OnFeatures):
         dataset = compute_features(dataset, model.features, model.key, progress=progress)
         rest = nn.Sequential(model.standardise, model.head)
+    dataset = set_aside(dataset, aside)
     return scores(rest, dataset.train), scores(rest, dataset.test)
 
 

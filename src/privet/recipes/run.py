@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from privet.attacks import LossThreshold
 from privet.clipping import Clipping, MovingEllipticalClipping
-from privet.data import CATALOGUE, Dataset, Progress
+from privet.data import CATALOGUE, Dataset, Progress, Split
+from privet.privacy import Ledger
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import arguments, scores
 from privet.recipes.recipe import Recipe
@@ -79,8 +80,29 @@ def run(
             on_step=log,
             progress=progress,
         )
-    about = summary(dataset, out, source, schema, note)
-    record = _record(recipe, dataset, fitted, out, delta=delta, seed=seed, command=command, about=about)
+    seen = fitted.prepared
+    record = recorded(
+        recipe,
+        dataset,
+        out,
+        trained=seen.part,
+        splits=(seen.train, seen.test),
+        about=summary(dataset, out, source, schema, note),
+        model=fitted.model,
+        method=fitted.method.title,
+        accountant=fitted.method.accountant,
+        settings=_settings(recipe, fitted),
+        history=_epochs(fitted.history),
+        ledger=fitted.ledger,
+        delta=delta,
+        seed=seed,
+        command=command,
+    )
+    return finish(record, out, created, started, others)
+
+
+def finish(record: RunRecord, out: Path, created: str, started: float, others: Sequence[OtherRun] | None) -> RunRecord:
+    """Write the record, the card and the page, and remove what the run needed to go on."""
     seconds = round(time.monotonic() - started, 1)
     replace(record, created=created, seconds=seconds, others=None if others is None else tuple(others)).write(out)
     renew(out)
@@ -107,20 +129,21 @@ def staged(out: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def summary(dataset: Dataset, out: Path, source: str, schema: str, note: str = "") -> DataSummary:
+def summary(dataset: Dataset, out: Path, source: str, schema: str, note: str = "", set_aside: int = 0) -> DataSummary:
     """Which records, for the record of the run in `out`."""
     public = (source or dataset.name) in CATALOGUE
     return DataSummary(
         name=dataset.name,
         fingerprint=mark_of(dataset.fingerprint, out, public=public),
         training_records=len(dataset.train),
-        test_records=len(dataset.test),
+        test_records=len(dataset.test) - set_aside,
         classes=dataset.classes,
         note=note,
         source=source,
         schema=schema,
         public=public,
         shape=tuple(dataset.shape),
+        set_aside=set_aside,
     )
 
 
@@ -128,44 +151,57 @@ def title_of(dataset: Dataset) -> str:
     return f"A private classifier of {_TITLES.get(dataset.name, dataset.name)}"
 
 
-def _record(
+def recorded(
     recipe: Recipe,
     dataset: Dataset,
-    fitted: Fitted,
     folder: Path,
     *,
+    trained: nn.Module,
+    splits: tuple[Split, Split],
+    about: DataSummary,
+    model: nn.Module,
+    method: str,
+    settings: dict[str, str],
+    ledger: Ledger,
     delta: float,
     seed: int | None,
     command: Sequence[str],
-    about: DataSummary,
+    accountant: str = "pld",
+    history: tuple[Epoch, ...] = (),
+    internal: dict[str, str] | None = None,
 ) -> RunRecord:
-    prepared = fitted.prepared
-    members, others = scores(prepared.part, prepared.train), scores(prepared.part, prepared.test)
+    """Measure and attack what was trained, and save its weights.
+
+    `trained` is the part of `model` that takes the records as `splits`, training and test, hold them.
+    """
+    train, test = splits
+    members, others = scores(trained, train), scores(trained, test)
     # The records went through the model once; the attack looks at what came out.
-    roc = LossThreshold()(lambda given: given, (members, dataset.train.labels), (others, dataset.test.labels))
+    roc = LossThreshold()(lambda given: given, (members, train.labels), (others, test.labels))
     return RunRecord(
         title=title_of(dataset),
-        method=fitted.method.title,
+        method=method,
         created="",
         command=tuple(command),
         seconds=0.0,
         delta=delta,
-        accountant=fitted.method.accountant,
+        accountant=accountant,
         seeds=dict.fromkeys(("model", "sampling", "noise"), "secure" if seed is None else str(seed)),
         environment=versions(),
         data=about,
         model=ModelSummary(
             name=recipe.model.name,
-            parameters=sum(parameter.numel() for parameter in fitted.model.parameters()),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
             arguments=arguments(recipe, dataset),
-            weights=save_weights(fitted.model, folder),
+            weights=save_weights(model, folder),
         ),
-        settings=_settings(recipe, fitted),
-        history=_epochs(fitted.history),
-        test_accuracy=fraction_right(others, dataset.test.labels),
-        training_accuracy=fraction_right(members, dataset.train.labels),
-        ledger_head=fitted.ledger.head,
+        settings=settings,
+        history=history,
+        test_accuracy=fraction_right(others, test.labels),
+        training_accuracy=fraction_right(members, train.labels),
+        ledger_head=ledger.head,
         attack=AttackResult.of("Loss threshold", roc),
+        internal=internal or {},
     )
 
 

@@ -44,6 +44,8 @@ class DataSummary:
     public: bool = False
     """Whether everybody has the records: then what was measured on them may be published."""
     shape: tuple[int, ...] = ()
+    set_aside: int = 0
+    """How many test records were taken as public ones without labels (`privet.data.set_aside`); not among `test_records`."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ class RunRecord:
     training_accuracy: float
     attack: AttackResult | None = None
     audits: tuple[Audit, ...] = ()
+    internal: dict[str, str] = field(default_factory=dict)
+    """What was computed from the training records without protection: on the page, and never on a card."""
     place: str = ""
     """Where the noise enters: a place of `privet.report.drawing`; where it is not given, the ledger tells."""
     synthetic: SyntheticSummary | None = None

@@ -15,11 +15,13 @@ from privet.privacy.events import (
     GroupedL2,
     IsotropicL2,
     Laplace,
+    NoisyTopCount,
     NoisyVotes,
     Nothing,
     NotPrivate,
     PaddedPoisson,
     PoissonSampled,
+    PublicRecords,
     PublishedClaim,
     PureEpsilon,
     RandomizedResponse,
@@ -94,6 +96,10 @@ def _release(event: Event) -> str:
             return f"the second moments of records of length at most 1, plus Gaussian noise of {number(noise)}"
         case NoisyVotes(noise_multiplier=noise, noise=kind):
             return f"a count of teachers' votes, plus {kind.capitalize()} noise of {number(noise)} votes"
+        case NoisyTopCount(noise_multiplier=noise):
+            return f"the largest count of teachers' votes, plus Gaussian noise of {number(noise)} votes"
+        case PublicRecords(count=count, named=named):
+            return f"{count:,} records without labels, stated to be public ({named}); they are not protected"
         case RandomizedResponse(noise=noise, buckets=buckets):
             return f"every value, replaced by a random one of {buckets:,} with probability {share(noise)}"
         case PureEpsilon(epsilon=epsilon):

@@ -13,6 +13,7 @@ from privet.privacy.events import (
     GroupedL2,
     IsotropicL2,
     Laplace,
+    NoisyTopCount,
     NoisyVotes,
     Nothing,
     PoissonSampled,
@@ -45,6 +46,8 @@ def gaussian_multiplier(event: Event, relation: Relation) -> float | None:
             return sigma / math.sqrt(relation.factor)
         case NoisyVotes(noise_multiplier=sigma, noise="gaussian"):
             return sigma / math.sqrt(2)
+        case NoisyTopCount(noise_multiplier=sigma):
+            return sigma
         case ShuffledEpoch(event=inner) if relation is Relation.REPLACE_ONE:
             return gaussian_multiplier(inner, relation)
         case PoissonSampled(rate=1, event=inner):

@@ -7,10 +7,18 @@ from privet.privacy.events._noise import (
     GroupedL2,
     IsotropicL2,
     Laplace,
+    NoisyTopCount,
     NoisyVotes,
 )
 from privet.privacy.events._sampling import FixedSizeSampled, PaddedPoisson, PoissonSampled, ShuffledEpoch
-from privet.privacy.events._stated import ApproximateDP, NotPrivate, PublishedClaim, PureEpsilon, RandomizedResponse
+from privet.privacy.events._stated import (
+    ApproximateDP,
+    NotPrivate,
+    PublicRecords,
+    PublishedClaim,
+    PureEpsilon,
+    RandomizedResponse,
+)
 
 __all__ = [
     "NOTHING",
@@ -23,11 +31,13 @@ __all__ = [
     "GroupedL2",
     "IsotropicL2",
     "Laplace",
+    "NoisyTopCount",
     "NoisyVotes",
     "NotPrivate",
     "Nothing",
     "PaddedPoisson",
     "PoissonSampled",
+    "PublicRecords",
     "PublishedClaim",
     "PureEpsilon",
     "RandomizedResponse",

@@ -102,6 +102,20 @@ class NoisyVotes(Event):
 
 
 @dataclass(frozen=True)
+class NoisyTopCount(Event):
+    """The votes for the label that has most of them, plus N(0, noise_multiplier^2); the teachers are as in `NoisyVotes`.
+
+    Formal guarantees: one record, added, removed or replaced, changes one vote, which moves the largest count by at
+    most 1: sensitivity 1, for either relation.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        require_number(self, "noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
 class CovarianceRelease(Event):
     """X^T X for rows of L2 norm at most 1, plus N(0, noise_multiplier^2) in each entry of a triangle (DP-PCA).
 

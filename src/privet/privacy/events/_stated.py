@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from privet.errors import InputError
-from privet.privacy.events._base import Event, require_number, require_whole
+from privet.privacy.events._base import Event, Leaf, require_number, require_whole
 from privet.privacy.guarantees import Claimed, Guarantee
 
 
@@ -81,3 +82,23 @@ class RandomizedResponse(Event):
 @dataclass(frozen=True)
 class NotPrivate(Event):
     """The data was used without protection: epsilon is infinite."""
+
+
+@dataclass(frozen=True)
+class PublicRecords(Event):
+    """`count` records that whoever ran it states to be public, and that are not among the protected ones.
+
+    Formal guarantees: none is needed: the protected records were not used, so it costs nothing. It stands in a ledger
+    so that nobody takes these records for protected ones.
+    """
+
+    count: int
+    named: str
+
+    def __post_init__(self) -> None:
+        require_whole(self, "count", self.count)
+        if not isinstance(self.named, str) or not self.named:
+            raise InputError("Public records need a name, so that it can be checked that they are public.")
+
+    def leaves(self) -> Iterator[Leaf]:
+        return iter(())

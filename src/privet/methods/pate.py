@@ -1,0 +1,161 @@
+"""PATE: teachers of disjoint records label public records by noisy voting, and a student learns these labels alone.
+
+Papernot et al. 2017 and 2018, with Gaussian noisy-max aggregation. Everything after the votes is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from privet.data import Split
+from privet.errors import InputError, PrivetError
+from privet.methods.teachers import KernelTeacher, OnStep, PublicView, Teach, kernel
+from privet.methods.voting import Answers, Voting, label_by_votes
+from privet.privacy import Budget, Ledger, NoisyVotes, PublicRecords
+from privet.randomness import Randomness
+
+
+@dataclass(frozen=True)
+class Student:
+    """How the student learns. The answers are smoothed over the public records that resemble each other, then learnt.
+
+    Attributes:
+        ridge: of the smoothing.
+        steps, learning_rate, decay, batch_size: of Adam on the public records with their smoothed labels.
+    """
+
+    ridge: float = 0.1
+    steps: int = 1000
+    learning_rate: float = 1e-3
+    decay: float = 1e-3
+    batch_size: int = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The student, and what was done to the records."""
+
+    model: nn.Module
+    ledger: Ledger
+    answers: Answers
+    never: tuple[int, ...] = field(default=())
+    """Classes that no answer named: the student never says them. It follows from the answers alone."""
+
+
+def usual_teachers(records: int, epsilon: float) -> int:
+    """As many as in the paper, or more for a small budget; at least fifty records for each."""
+    return max(2, min(250 if epsilon >= 2 else 1000, records // 50))
+
+
+def usual_queries(teachers: int, budget: Budget, public: int) -> int:
+    """As many as can be answered with noise of a fifth of the teachers: more labels, or better ones, do worse."""
+    one = budget.least(NoisyVotes, what="noise of the votes")
+    return max(1, min(public, math.floor((teachers / 5 / one) ** 2)))
+
+
+def train(
+    model: nn.Module,
+    records: Split,
+    public: Tensor,
+    classes: int,
+    *,
+    epsilon: float,
+    delta: float,
+    named: str,
+    queries: int | None = None,
+    voting: Voting | None = None,
+    student: Student | None = None,
+    teach: Teach | None = None,
+    ledger: Ledger | None = None,
+    seed: int | None = None,
+    on_step: OnStep | None = None,
+) -> Trained:
+    """Train `model` on public records and the labels that teachers of the private ones vote for.
+
+    Args:
+        model: the student: from what `public` holds to a score for each class.
+        records: the private records. `public`: those without labels that whoever calls states to be public; the same
+            fixed transform must have made both.
+        classes: how many; public.
+        epsilon, delta: the budget, together with what `ledger` holds already.
+        named: what the public records are, in words, for the ledger.
+        queries: how many of the public records the teachers are asked about, the first ones; `usual_queries` without it.
+        voting, teach: as in `privet.methods.voting.label_by_votes`.
+        student: how the student learns.
+        ledger: where it is recorded; its relation may be either.
+        seed: makes the run repeatable, and unfit for release.
+        on_step: called after each teacher, and after each step of the student.
+
+    Formal guarantees: (epsilon, delta) for adding, removing or replacing one private record, whatever the teachers are:
+    one record changes one teacher. The student sees the public records and the released labels, and nothing else.
+    """
+    if len(public) == 0:
+        raise InputError("PATE needs public records without labels, and there are none.")
+    ledger = ledger if ledger is not None else Ledger()
+    voting = voting or Voting(usual_teachers(len(records), epsilon))
+    budget = Budget(epsilon, delta, ledger.relation)
+    count = usual_queries(voting.teachers, budget.after(ledger), len(public)) if queries is None else queries
+    if not 1 <= count <= len(public):
+        raise InputError(f"{count:,} queries cannot be asked of {len(public):,} public records.")
+    ledger.record(PublicRecords(len(public), named))
+    view = PublicView.of(public)
+    seen = view(public)
+    answers = label_by_votes(
+        records,
+        (seen if teach is None else public)[:count],
+        classes,
+        budget=budget,
+        ledger=ledger,
+        randomness=Randomness.of(seed),
+        voting=voting,
+        teach=teach or KernelTeacher(view),
+        on_step=on_step,
+    )
+    said = answers.labels.unique().tolist()
+    if len(said) < 2:
+        raise PrivetError("Every answer names the same class, and a student cannot learn from that: ask more queries.")
+    student = student or Student()
+    _fit(model, public, _smoothed(seen, answers, classes, student.ridge), student, seed, on_step)
+    return Trained(model, ledger, answers, tuple(sorted(set(range(classes)) - set(said))))
+
+
+def _smoothed(seen: Tensor, answers: Answers, classes: int, ridge: float) -> Tensor:
+    """For every public record the class that the answers around it say, by kernel least squares.
+
+    An answered record is judged by the other answers (leave-one-out, in closed form): its own noise would else be learnt.
+    """
+    known = seen[answers.queries]
+    targets = one_hot(answers.labels, classes).to(known.dtype)
+    mean = targets.mean(0)
+    inverse = torch.linalg.inv(kernel(known, known) + ridge * torch.eye(len(known)))
+    weights = inverse @ (targets - mean)
+    scores = torch.cat([kernel(rows, known) @ weights + mean for rows in seen.split(1000)])
+    scores[answers.queries] = targets - weights / inverse.diagonal()[:, None]
+    return scores.argmax(1)
+
+
+def _fit(
+    model: nn.Module, inputs: Tensor, labels: Tensor, student: Student, seed: int | None, on_step: OnStep | None
+) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=student.learning_rate, weight_decay=student.decay)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, student.steps)
+    # Nothing private depends on the order, so that it needs no secret.
+    generator = torch.Generator().manual_seed(seed or 0)
+    order = inputs.new_empty(0, dtype=torch.int64)
+    model.train()
+    for step in range(1, student.steps + 1):
+        if len(order) < student.batch_size:
+            order = torch.cat([order, torch.randperm(len(inputs), generator=generator)])
+        rows, order = order[: student.batch_size], order[student.batch_size :]
+        optimizer.zero_grad()
+        cross_entropy(model(inputs[rows]), labels[rows]).backward()
+        optimizer.step()
+        falling.step()
+        if on_step is not None:
+            on_step({"what": "Student", "step": step, "steps": student.steps})
+    model.eval()
