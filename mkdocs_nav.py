@@ -15,6 +15,7 @@ PAGES = {
     "Audits": "audit.md",
     "Optimised noise": "optimised-noise.md",
     "Residual perturbation": "residual-perturbation.md",
+    "PATE": "pate.md",
     "Performance": "performance.md",
     "Dependencies": "dependencies.md",
 }
