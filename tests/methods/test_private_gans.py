@@ -100,17 +100,10 @@ def test_classes_are_learnt_where_the_budget_is_ample(method, epsilon):
 
 
 def test_a_row_with_its_label_has_norm_one_at_most_and_the_label_its_share():
-    layout = Layout(nn.Flatten(), 3, 0.25, False)
-    rows = layout.protected(torch.tensor([[30.0, 40.0], [0.1, 0.0]]), torch.tensor([2, 0]))
+    layout = Layout(nn.Flatten(), 3, 0.25)
+    rows = layout.rows(torch.tensor([[30.0, 40.0], [0.1, 0.0]]), torch.tensor([2, 0]))
     assert torch.allclose(rows[0], torch.tensor([0.6 * 0.75**0.5, 0.8 * 0.75**0.5, 0, 0, 0.5]))
     assert torch.allclose(rows[1], torch.tensor([0.1, 0, 0.5, 0, 0]))
-    assert layout.public(torch.tensor([1])) is None
-
-
-def test_public_labels_come_beside_the_row_of_a_fixed_sample():
-    made, ledger = synthesize(METHODS["fixed"], labels="public")
-    assert made.settings["Labels"].startswith("public")
-    assert 2.9 < ledger.spent(1e-5).epsilon <= 3.0
 
 
 def test_the_ledger_of_padded_rows_counts_their_overflow():
@@ -152,6 +145,7 @@ def test_labels_are_dealt_in_proportion():
     [
         (lambda: FrozenNoiseLayerGan(features="learnt"), "components, random, scattering"),
         (lambda: FrozenNoiseLayerGan(label_share=1.0), "between 0 and 1"),
+        (lambda: FrozenNoiseLayerGan(sampling="shuffled"), "padded or fixed"),
         (lambda: Dpgan.fitting((1, 8, 8), Order(2, 10, 1.0, 1e-5), True), "belongs to noise-layer-gan"),
         (lambda: synthesize(FrozenNoiseLayerGan(**(SMALL | {"dimension": 65}))), "from 1 to 64 components"),
     ],

@@ -21,7 +21,7 @@ from privet.errors import InputError
 from privet.methods.adversarial import balanced_labels, game_randomness, generate
 from privet.methods.dp_pca import private_components
 from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
-from privet.methods.noisy_rows import NoisyRows, calibrated_rows, relation_of, row_sampling
+from privet.methods.noisy_rows import SCHEMES, NoisyRows, calibrated_rows, row_sampling
 from privet.methods.row_game import Layout, Maker, RowGame
 from privet.methods.statistics import private_mean
 from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
@@ -39,8 +39,7 @@ class FrozenNoiseLayerGan:
     """Rows of (embedding, label) under noise, and a GAN that learns from them alone.
 
     Formal guarantees: proved. Records are used by the releases before the rows (mean and directions, of "components" alone) and
-    by the rows (`NoisyRows`), which the ledger holds before they are drawn. Labels are part of the row, and protected with it,
-    unless the order states that they are public and the sampling is "fixed".
+    by the rows (`NoisyRows`), which the ledger holds before they are drawn. Labels are part of the row, and protected with it.
 
     Attributes:
         features: the embedding: "components" (DP-PCA, accounted), "random" (frozen random convolutions) or "scattering".
@@ -77,6 +76,8 @@ class FrozenNoiseLayerGan:
     def __post_init__(self) -> None:
         if self.module is None and self.features not in FEATURES:
             raise InputError(f"The features in front of the noise are {', '.join(FEATURES)}, not {self.features!r}.")
+        if self.sampling not in SCHEMES:
+            raise InputError(f"Rows are sampled {' or '.join(SCHEMES)}, not {self.sampling!r}.")
         if not 0 < self.label_share < 1:
             raise InputError(f"label_share is a part of a row, between 0 and 1, and is {self.label_share}.")
 
@@ -90,24 +91,23 @@ class FrozenNoiseLayerGan:
 
     @property
     def relation(self) -> Relation:
-        return relation_of(row_sampling(self.sampling, 1, 2, 1, 0.5))
+        return SCHEMES[self.sampling]
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
         randomness = Randomness.of(order.seed)
-        known = order.labels == "public" and self.sampling == "fixed"
         shape = tuple(records[0][0].shape)
         with game_randomness(order.seed):
             embedding = self._embedding(records, order, ledger, randomness)
             plan = self.plan(len(records), order, ledger)
-            layout = Layout(embedding, order.classes, self.label_share, known)
-            rows = plan.release(_embedded(layout, records), ledger, randomness, layout.public(records.labels))
+            layout = Layout(embedding, order.classes, self.label_share)
+            rows = plan.release(_embedded(layout, records), ledger, randomness)
             released = torch.cat(list(_counted(rows, plan.steps, on_step)))
             maker = self._maker(embedding, shape, order.classes)
             game = RowGame(plan, layout, self.learning_rate, self.averaging, self.width, self.rows)
             frequencies = game.play(maker, released, self.steps, on_step)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
-        settings = self._settings(plan, known)
+        settings = self._settings(plan)
         return Synthetic(inputs, labels, None, ledger, settings, place="embedding layer")
 
     def plan(self, records: int, order: Order, ledger: Ledger) -> NoisyRows:
@@ -142,13 +142,12 @@ class FrozenNoiseLayerGan:
         directions = private_components(flat, self.dimension, noise_multiplier=noise, **settings)
         return Directions(mean, directions, self.scale)
 
-    def _settings(self, plan: NoisyRows, known: bool) -> dict[str, str]:
+    def _settings(self, plan: NoisyRows) -> dict[str, str]:
         what = "a module of your own" if self.module is not None else self.features
-        labels = "public, beside the row" if known else f"in the row, with {self.label_share:g} of its squared norm"
         padded = f", padded to {plan.sampling.rows} rows" if self.sampling == "padded" else ""
         return {
             "In front of the noise": f"{what}, {self.dimension} coordinates, frozen",
-            "Labels": labels,
+            "Labels": f"protected: in the row, with {self.label_share:g} of its squared norm",
             "Noise": f"N(0, ({plan.noise_multiplier:.4g} C)^2) on each coordinate of each row",
             "Rows": f"{plan.steps:,} batches of {self.batch_size} records expected{padded}; about {self.epochs:g} epochs",
             "GAN": f"dense, width {self.width}; {self.steps:,} steps of {self.rows:,} rows; Adam, {self.learning_rate:g}",
@@ -156,9 +155,9 @@ class FrozenNoiseLayerGan:
 
 
 def _embedded(layout: Layout, records: Split) -> Tensor:
-    """The protected columns of every record, each from its record alone."""
+    """The row of every record, each from its record alone."""
     with torch.no_grad():
-        parts = [layout.protected(*records.batch(some)) for some in torch.arange(len(records)).split(_EMBEDDED)]
+        parts = [layout.rows(*records.batch(some)) for some in torch.arange(len(records)).split(_EMBEDDED)]
     return torch.cat(parts)
 
 

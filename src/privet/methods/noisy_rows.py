@@ -16,7 +16,8 @@ from privet.randomness import Randomness
 from privet.sampling import FixedSizeSampling, PaddedPoissonSampling
 from privet.sampling.padded import EMPTY
 
-SCHEMES = ("padded", "fixed")
+SCHEMES = {"padded": Relation.ADD_REMOVE, "fixed": Relation.REPLACE_ONE}
+"""How rows are sampled, and for which relation that is accounted."""
 _OVERFLOW_SHARE = 1e-3
 """At most this part of delta is the probability that a batch has more records than rows."""
 
@@ -41,7 +42,7 @@ class NoisyRows:
 
     @property
     def relation(self) -> Relation:
-        return relation_of(self.sampling)
+        return SCHEMES["fixed" if isinstance(self.sampling, FixedSizeSampling) else "padded"]
 
     @property
     def event(self) -> Event:
@@ -54,32 +55,24 @@ class NoisyRows:
             return 1.0
         return self.sampling.rate * self.sampling.records / self.sampling.rows
 
-    def release(
-        self, embeddings: Tensor, ledger: Ledger, randomness: Randomness, public: Tensor | None = None
-    ) -> Iterator[Tensor]:
+    def release(self, embeddings: Tensor, ledger: Ledger, randomness: Randomness) -> Iterator[Tensor]:
         """The batches, each of ``(rows, d)``; the whole of `event` is in the ledger before the first is drawn.
 
         Args:
-            embeddings: ``(N, d)``, each computed from its record alone.
+            embeddings: ``(N, d)``, each computed from its record alone. A label belongs into it, also where labels are public:
+                beside the row it would tell who can be in it, which takes away the amplification by sampling.
             ledger: with the relation of the sampling.
             randomness: of sampling, order and noise.
-            public: ``(N, k)``, what is known of each record and comes with its row as it is: where an attacker knows them of
-                every record, as labels that are public. Empty rows would show, so that it asks for fixed-size sampling.
         """
         if ledger.relation is not self.relation:
             raise InputError(f"Such rows are accounted for {self.relation.value}; the ledger is for {ledger.relation}.")
-        if public is not None and not isinstance(self.sampling, FixedSizeSampling):
-            raise InputError(
-                "Public columns would show which rows are empty: take fixed-size sampling, or protect them."
-            )
         ledger.record(self.event)
         noise = GaussianNoise(self.noise_multiplier)
         for _ in range(self.steps):
             drawn = self.sampling.draw(len(embeddings), randomness.sampling)
             places = (drawn != EMPTY).nonzero().flatten()
             bounded = clipped_rows(embeddings[drawn[places]], places, self.sampling.rows, self.bound)
-            rows = noise.add(bounded, randomness.noise)["rows"]
-            yield rows if public is None else torch.cat([rows, public[drawn]], dim=1)
+            yield noise.add(bounded, randomness.noise)["rows"]
 
     def imitate(self, embeddings: Tensor) -> Tensor:
         """Rows of made examples as those of records look: clipped, left empty as often, with the same noise.
@@ -100,10 +93,6 @@ def row_sampling(scheme: str, size: int, records: int, steps: int, delta: float)
     if scheme == "fixed":
         return FixedSizeSampling(size, records)
     return PaddedPoissonSampling.for_steps(size, records, steps, _OVERFLOW_SHARE * delta)
-
-
-def relation_of(sampling: RowSampling) -> Relation:
-    return Relation.REPLACE_ONE if isinstance(sampling, FixedSizeSampling) else Relation.ADD_REMOVE
 
 
 def calibrated_rows(sampling: RowSampling, steps: int, budget: Budget) -> NoisyRows:

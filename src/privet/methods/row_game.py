@@ -22,32 +22,19 @@ Maker = DenseGenerator | SpanGenerator
 class Layout:
     """What is in a row: an embedding and a label, of which the second has `share` of the squared norm.
 
-    Formal guarantees: `protected` has a norm of at most 1, whatever the record.
+    Formal guarantees: a row has a norm of at most 1, whatever the record.
     """
 
     embedding: nn.Module
     classes: int
     share: float
-    labels_are_public: bool
 
-    def protected(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The columns under noise: the embedding, with the label where it is protected."""
-        short = self.embedding(x).flatten(1)
-        bound = 1.0 if self.labels_are_public else math.sqrt(1 - self.share)
+    def rows(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The row of each record or made example, without noise."""
+        short, bound = self.embedding(x).flatten(1), math.sqrt(1 - self.share)
         short = short * (bound / short.norm(dim=1, keepdim=True).clamp(min=bound))
-        return short if self.labels_are_public else torch.cat([short, self._label(labels)], dim=1)
-
-    def public(self, labels: Tensor) -> Tensor | None:
-        """The columns that come as they are, if any."""
-        return self._label(labels) if self.labels_are_public else None
-
-    def made(self, plan: NoisyRows, x: Tensor, labels: Tensor) -> Tensor:
-        """The rows of made examples."""
-        rows, known = plan.imitate(self.protected(x, labels)), self.public(labels)
-        return rows if known is None else torch.cat([rows, known], dim=1)
-
-    def _label(self, labels: Tensor) -> Tensor:
-        return math.sqrt(self.share) * F.one_hot(labels, self.classes).float()
+        label = math.sqrt(self.share) * F.one_hot(labels, self.classes).to(short.dtype)
+        return torch.cat([short, label], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +64,8 @@ class RowGame:
         for step in range(1, steps + 1):
             rows = released[torch.randint(len(released), (self.rows,))]
             labels = draw_labels(frequencies, self.rows)
-            made = self.layout.made(self.plan, (maker(torch.randn(self.rows, maker.latent), labels) + 1) / 2, labels)
+            examples = (maker(torch.randn(self.rows, maker.latent), labels) + 1) / 2
+            made = self.plan.imitate(self.layout.rows(examples, labels))
             optimizers[0].zero_grad()
             (called_real(judge(rows)) + called_made(judge(made.detach()))).backward()
             optimizers[0].step()
