@@ -14,6 +14,7 @@ PAGES = {
     "Attacks": "attacks.md",
     "Audits": "audit.md",
     "Optimised noise": "optimised-noise.md",
+    "Private GANs": "private-gans.md",
     "Residual perturbation": "residual-perturbation.md",
     "PATE": "pate.md",
     "Performance": "performance.md",
