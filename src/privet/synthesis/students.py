@@ -22,7 +22,7 @@ from privet.methods.synthetic import OnStep
 NETWORKS = {"cnn": "conv_student", "logistic": "softmax_regression"}
 _BATCH = 128
 _RATES = {"cnn": 2e-3, "logistic": 1e-2}
-_STEPS = {"cnn": 1, "logistic": 1500}
+_STEPS = {"cnn": 150, "logistic": 1500}
 """At least so many steps: few examples are gone through more often."""
 
 
