@@ -11,8 +11,10 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from privet import data
+from privet.cli import app
 from privet.compare import ENTRANTS, Job, entrants_for, finish, race
 from privet.compare.clock import Clock, TimeIsUp
 from privet.compare.page import best, render_comparison
@@ -133,6 +135,32 @@ def test_a_second_time_nothing_is_run_again_and_the_page_has_the_same_bytes(comp
     assert plain["rows"][1]["state"] == "failed"
 
 
+def test_the_verb_report_makes_the_same_page_from_the_folder(compared):
+    out, result = compared
+    made = CliRunner().invoke(app, ["report", str(out)], env={"COLUMNS": "200"})
+    assert made.exit_code == 0, made.output
+    assert "✓ proved" in made.output and "failed: This method is broken" in made.output
+    assert (out / "compare.html").read_text() == render_comparison(result)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "is damaged"),
+        ('{"rows": [{"method": "../x", "title": "X", "state": "done"}]}', "is no method"),
+        (None, "is not over"),
+    ],
+)
+def test_a_damaged_comparison_gets_one_sentence(compared, tmp_path, content, sentence):
+    out, _ = compared
+    (tmp_path / "job.json").write_bytes((out / "job.json").read_bytes())
+    if content:
+        (tmp_path / "compare.json").write_text(content)
+    made = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert made.exit_code == 2
+    assert sentence in made.stderr and made.stderr.count("\n") == 1
+
+
 def test_the_page_says_what_is_proved_and_what_it_cost_to_look(compared):
     _, result = compared
     page = render_comparison(result)
@@ -207,8 +235,10 @@ def test_what_does_not_fit_is_named(monkeypatch):
     digits = data.load("digits")
     monkeypatch.setitem(ENTRANTS, "odd", dataclasses.replace(BROKEN, key="odd", why_not=lambda d: "it needs sound"))
     fitting, left_out = entrants_for(digits)
-    assert left_out == {"odd": "it needs sound"}
+    assert left_out["odd"] == "it needs sound"
+    assert "trains for long" in left_out["residual"]
     assert "dpsgd" in fitting and "odd" not in fitting
+    assert "residual" in entrants_for(digits, every=True)[0]
 
 
 def test_a_row_that_is_torn_is_none(tmp_path):

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from privet.data import Dataset
 
 
+EVERY = "all"
+
+
 def method_keys() -> list[str]:
     from privet.compare import ENTRANTS
 
-    return list(ENTRANTS)
+    return [EVERY, *ENTRANTS]
 
 
 @app.command("compare", epilog="Example:  privet compare --data mnist --epsilon 3 --minutes 5 --out runs/compare")
@@ -50,7 +53,7 @@ def compare(
         typer.Option(
             "--method",
             "--methods",
-            help="One method, or several with commas between; without it, every one that fits the records.",
+            help="One method, or several with commas between, or all; without it, those that fit and do not train for long.",
             autocompletion=method_keys,
         ),
     ] = None,
@@ -103,17 +106,18 @@ def _entrants(methods: list[str] | None, dataset: Dataset) -> tuple[list[Entrant
     """The methods that take part, and why others do not."""
     from privet.compare import ENTRANTS, entrants_for
 
-    fitting, left_out = entrants_for(dataset)
-    if not methods:
+    asked = list(dict.fromkeys(key.strip() for text in methods or () for key in text.split(",") if key.strip()))
+    fitting, left_out = entrants_for(dataset, every=bool(asked))
+    if asked in ([], [EVERY]):
         return list(fitting.values()), left_out
-    asked = list(dict.fromkeys(key.strip() for text in methods for key in text.split(",") if key.strip()))
     for key in asked:
         if key not in ENTRANTS:
-            raise InputError(f"There is no method {key!r} to compare: there are {', '.join(ENTRANTS)}.")
-    taking_part = [ENTRANTS[key] for key in asked if key not in left_out]
-    if not taking_part:
+            raise InputError(
+                f"There is no method {key!r} to compare: there are {', '.join(ENTRANTS)}, or all of them: all."
+            )
+    if not any(key in fitting for key in asked):
         raise InputError(f"None of these methods fits {dataset.name}: {left_out[asked[0]]}.")
-    return taking_part, {key: left_out[key] for key in asked if key in left_out}
+    return [fitting[key] for key in asked if key in fitting], {key: left_out[key] for key in asked if key in left_out}
 
 
 def _prepare(job: Job, dataset: Dataset) -> None:

@@ -11,6 +11,8 @@ import typer
 
 from privet.cli.program import AsJson, app
 
+JOB = "job.json"
+"""Tells the folder of a comparison from that of a run."""
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/demo.")]
 
 
@@ -22,11 +24,14 @@ def report(
     contact: Annotated[str | None, typer.Option(help="For the card: whom to ask.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the page and the privacy card of a run again, from its record and its ledger alone.
+    """Make the page and the privacy card of a run again, from its record and its ledger alone; or those of a comparison.
 
     What is stated for the card is kept in the record. The card may be published with the release; the page is for those
     who may see the data.
     """
+    if (run / JOB).exists():
+        _comparison(run, as_json)
+        return
     from privet.report import RunRecord, renew
     from privet.report.card import MARKDOWN
 
@@ -48,4 +53,18 @@ def report(
     if calibrated is not None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     typer.echo(f"The card: {run / MARKDOWN}")
+    typer.echo(f"The page: {page}")
+
+
+def _comparison(out: Path, as_json: bool) -> None:
+    from privet.cli.board import table
+    from privet.compare.page import write_comparison
+    from privet.compare.result import read_result
+
+    result = read_result(out)
+    page = write_comparison(result, out)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, default=str))
+        return
+    table(result)
     typer.echo(f"The page: {page}")

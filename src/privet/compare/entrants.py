@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from privet import recipes, synthesis
+from privet.compare import runs
 from privet.compare.job import Job
-from privet.data import Dataset, read_schema
-from privet.methods.synthetic import Order
+from privet.data import Dataset
+from privet.methods.perturbation import ResidualPerturbation
 from privet.recipes.methods import METHODS
+from privet.recipes.recipe import kind_of
 from privet.report import RunRecord
 from privet.training.standing import OnStep
-
-MOST_EXAMPLES = 30_000
 
 Run = Callable[[Job, Dataset, Path, OnStep], RunRecord]
 
@@ -34,7 +34,7 @@ class Entrant:
         run: trains, attacks, and leaves a run in the folder.
         why_not: why the method does not fit these records; empty if it does.
         resumes: whether a run that was stopped goes on; one that does not is started anew beside it.
-        by_default: whether it takes part where no methods are named.
+        by_default: whether it takes part where no methods are named; those that train for long are not.
     """
 
     key: str
@@ -45,71 +45,71 @@ class Entrant:
     by_default: bool = True
 
 
-def _by_recipe(method: str, job: Job, dataset: Dataset, out: Path, on_step: OnStep) -> RunRecord:
-    return recipes.run(
-        job.recipe_for(dataset),
-        dataset,
-        out,
-        epsilon=job.epsilon,
-        delta=job.delta,
-        method=method,
-        seed=job.seed,
-        command=job.command,
-        resume=True,
-        source=job.source,
-        schema=job.schema,
-        on_step=on_step,
-    )
+def _images(dataset: Dataset) -> str:
+    return "" if kind_of(dataset.shape) == "images" else "it is for images"
 
 
-def _synthetic(method: str, job: Job, dataset: Dataset, out: Path, on_step: OnStep) -> RunRecord:
-    order = Order(
-        classes=len(dataset.classes),
-        size=min(len(dataset.train), MOST_EXAMPLES),
-        epsilon=job.epsilon,
-        delta=job.delta,
-        seed=job.seed,
-        source=dataset.name,
-    )
-    return synthesis.run(
-        synthesis.method_named(method, dataset, order),
-        dataset,
-        order,
-        out,
-        command=job.command,
-        source=job.source,
-        schema=read_schema(Path(job.schema)) if job.schema else None,
-        schema_path=job.schema,
-        on_step=on_step,
-    )
+def _trained(key: str) -> Entrant:
+    return Entrant(key, METHODS[key].title, partial(runs.by_recipe, method=key))
 
 
-_TRAINED = (
-    "dpsgd",
-    "optimized-noise-elliptical",
-    "optimized-noise-isotropic",
-    "optimized-noise",
-    "optimized-noise-published",
-)
+def _artificial(key: str, title: str, **options: Any) -> Entrant:
+    run = partial(runs.by_artificial_data, method=key, as_published=options.pop("as_published", False))
+    return Entrant(f"synthetic-{options.pop('name', key)}", f"A student of artificial data: {title}", run, **options)
 
-ENTRANTS: dict[str, Entrant] = {key: Entrant(key, METHODS[key].title, partial(_by_recipe, key)) for key in _TRAINED}
-ENTRANTS |= {
-    "synthetic-moments": Entrant(
-        "synthetic-moments",
-        "One-shot synthesis: a student of artificial data by class moments",
-        partial(_synthetic, "moments"),
+
+_ALL = (
+    _trained("dpsgd"),
+    _trained("optimized-noise-elliptical"),
+    _trained("optimized-noise-isotropic"),
+    _trained("optimized-noise"),
+    _trained("optimized-noise-published"),
+    _artificial("moments", "one-shot moments", resumes=False),
+    _artificial("dpgan", "DPGAN", why_not=_images, resumes=False, by_default=False),
+    _artificial("noise-layer-gan", "frozen features, noisy rows", why_not=_images, resumes=False, by_default=False),
+    _artificial(
+        "noise-layer-gan",
+        "the noise-layer GAN as published",
+        name="noise-layer-gan-published",
+        as_published=True,
+        why_not=_images,
         resumes=False,
+        by_default=False,
     ),
-}
+    Entrant(
+        "residual-dpsgd",
+        METHODS["residual-dpsgd"].title,
+        partial(
+            runs.by_recipe,
+            method="residual-dpsgd",
+            recipe="resnet-dpsgd",
+            perturbation=ResidualPerturbation(runs.GAMMA),
+        ),
+        why_not=_images,
+        by_default=False,
+    ),
+    Entrant(
+        "residual",
+        "Residual perturbation, as published",
+        runs.by_residual_perturbation,
+        why_not=_images,
+        resumes=False,
+        by_default=False,
+    ),
+)
+ENTRANTS: dict[str, Entrant] = {entrant.key: entrant for entrant in _ALL}
+"""By key, in the order of the table."""
 
 
-def entrants_for(dataset: Dataset) -> tuple[dict[str, Entrant], dict[str, str]]:
-    """Those that take part by default, and of the others why the records do not fit."""
+def entrants_for(dataset: Dataset, *, every: bool = False) -> tuple[dict[str, Entrant], dict[str, str]]:
+    """Those that take part by default, or every one that fits; and of the others why they do not."""
     fitting, left_out = {}, {}
     for key, entrant in ENTRANTS.items():
         reason = entrant.why_not(dataset)
+        if not reason and not (every or entrant.by_default):
+            reason = "it trains for long: name it with --methods, or ask for all"
         if reason:
             left_out[key] = reason
-        elif entrant.by_default:
+        else:
             fitting[key] = entrant
     return fitting, left_out

@@ -14,10 +14,11 @@ from privet.audit import Audit
 from privet.compare.job import Job
 from privet.compare.row import Row
 from privet.data.whole import write_whole
-from privet.errors import PrivetError
+from privet.errors import InputError, PrivetError
 from privet.privacy import Ledger, Spent
 from privet.report import OtherRun, RunRecord, renew, words
 from privet.report.others import distinct, find_others, of_folder, of_ledger, together
+from privet.report.plain import MisfitError, build
 from privet.report.record import Rate
 from privet.report.statement import accuracy_interval, standing
 from privet.training.folder import LEDGER
@@ -93,6 +94,23 @@ def finish(job: Job, out: Path, rows: Sequence[Row], left_out: Mapping[str, str]
     text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, default=str)
     write_whole(out / FILE, f"{text}\n".encode(), mode=0o644)
     return result
+
+
+def read_result(out: Path) -> Result:
+    """A comparison that is over, from its folder: the rows of `compare.json`, and the runs that they name."""
+    try:
+        plain = json.loads((out / FILE).read_text(encoding="utf-8"))
+        known = {field.name for field in dataclasses.fields(Row)}
+        rows = [build(Row, {name: value for name, value in row.items() if name in known}) for row in plain["rows"]]
+    except FileNotFoundError:
+        raise InputError(f"{out}: this comparison is not over; call privet compare again to go on.") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MisfitError) as error:
+        raise InputError(f"{out / FILE} is damaged ({error}); call privet compare again.") from None
+    for row in rows:
+        # A row that was sent to us must not be able to point at our other folders.
+        if row.method != Path(row.method).name:
+            raise InputError(f"{out / FILE} is damaged: {row.method!r} is no method.")
+    return Result(Job.read(out), tuple(_outcome(row, out) for row in rows), _together(rows, out))
 
 
 def _outcome(row: Row, out: Path) -> Outcome:

@@ -2,6 +2,6 @@
 
 from privet.synthesis.registry import METHODS, choose, method_named
 from privet.synthesis.release import read_release
-from privet.synthesis.run import run
+from privet.synthesis.run import default_students, run
 
-__all__ = ["METHODS", "choose", "method_named", "read_release", "run"]
+__all__ = ["METHODS", "choose", "default_students", "method_named", "read_release", "run"]

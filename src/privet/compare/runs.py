@@ -1,0 +1,92 @@
+"""How each kind of method runs in a comparison: by a recipe, by artificial data, or by residual perturbation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from privet import recipes, synthesis
+from privet.compare.job import Job
+from privet.data import Dataset, read_schema
+from privet.methods.perturbation import ResidualPerturbation
+from privet.methods.synthetic import Order
+from privet.recipes.residual_run import run_residual
+from privet.report import RunRecord
+from privet.training.standing import OnStep
+
+MOST_EXAMPLES = 30_000
+GAMMA = 0.5
+"""Of residual perturbation: its paper's choices lie between 0.3 and 0.75."""
+
+
+def by_recipe(
+    job: Job,
+    dataset: Dataset,
+    out: Path,
+    on_step: OnStep,
+    *,
+    method: str,
+    recipe: str = "",
+    perturbation: ResidualPerturbation | None = None,
+) -> RunRecord:
+    """A classifier by the job's recipe, or by one of the method's own."""
+    return recipes.run(
+        recipes.load(recipe) if recipe else job.recipe_for(dataset),
+        dataset,
+        out,
+        epsilon=job.epsilon,
+        delta=job.delta,
+        method=method,
+        options={"perturbation": perturbation} if perturbation else None,
+        seed=job.seed,
+        command=job.command,
+        resume=True,
+        source=job.source,
+        schema=job.schema,
+        on_step=on_step,
+    )
+
+
+def by_artificial_data(
+    job: Job, dataset: Dataset, out: Path, on_step: OnStep, *, method: str, as_published: bool = False
+) -> RunRecord:
+    """Artificial data, and a student that learns from it alone."""
+    schema = read_schema(Path(job.schema)) if job.schema else None
+    order = Order(
+        classes=len(dataset.classes),
+        records=len(dataset.train),
+        size=min(len(dataset.train), MOST_EXAMPLES),
+        epsilon=job.epsilon,
+        delta=job.delta,
+        seed=job.seed,
+        source=dataset.name,
+        columns=schema.features if schema else (),
+    )
+    return synthesis.run(
+        synthesis.method_named(method, dataset, order, as_published=as_published),
+        dataset,
+        order,
+        out,
+        command=job.command,
+        students=synthesis.default_students(dataset)[:1],
+        source=job.source,
+        schema=schema,
+        schema_path=job.schema,
+        on_step=on_step,
+    )
+
+
+def by_residual_perturbation(job: Job, dataset: Dataset, out: Path, on_step: OnStep) -> RunRecord:
+    """As published: its epsilon follows from gamma and the length of the training, not from the budget."""
+    return run_residual(
+        dataset,
+        out,
+        ResidualPerturbation(GAMMA),
+        members=1,
+        epochs=None,
+        delta=job.delta,
+        seed=job.seed,
+        command=job.command,
+        source=job.source,
+        schema=job.schema,
+        on_step=on_step,
+    )
