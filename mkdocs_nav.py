@@ -13,6 +13,7 @@ PAGES = {
     "Artificial data": "synthesis.md",
     "Attacks": "attacks.md",
     "Audits": "audit.md",
+    "Reports": "report.md",
     "Optimised noise": "optimised-noise.md",
     "Private GANs": "private-gans.md",
     "Residual perturbation": "residual-perturbation.md",

@@ -60,6 +60,12 @@ def compare(
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of methods that train a classifier.", autocompletion=recipe_names)
     ] = None,
+    public: Annotated[
+        str,
+        typer.Option(
+            help="Public records without labels, for pate: how many of the test records, or another data set by name."
+        ),
+    ] = "",
     at_once: Annotated[
         int | None, typer.Option("--jobs", help="How many at once; without it, one for each core.", min=1)
     ] = None,
@@ -76,10 +82,10 @@ def compare(
     from privet.compare.page import write_comparison
 
     command = ("privet", *sys.argv[1:])
-    job = Job(data, epsilon, delta, (), minutes, seed, recipe or "", str(schema) if schema else "", command)
+    job = Job(data, epsilon, delta, (), minutes, seed, recipe or "", str(schema) if schema else "", public, command)
     with fetching() as progress:
         dataset = job.records(progress)
-    entrants, left_out = _entrants(methods, dataset)
+    entrants, left_out = _entrants(methods, dataset, public)
     job = _named(job, entrants)
     job.keep(out)
     _prepare(job, dataset)
@@ -102,12 +108,12 @@ def _named(job: Job, entrants: list[Entrant]) -> Job:
     return replace(job, methods=tuple(entrant.key for entrant in entrants))
 
 
-def _entrants(methods: list[str] | None, dataset: Dataset) -> tuple[list[Entrant], dict[str, str]]:
+def _entrants(methods: list[str] | None, dataset: Dataset, public: str) -> tuple[list[Entrant], dict[str, str]]:
     """The methods that take part, and why others do not."""
     from privet.compare import ENTRANTS, entrants_for
 
     asked = list(dict.fromkeys(key.strip() for text in methods or () for key in text.split(",") if key.strip()))
-    fitting, left_out = entrants_for(dataset, every=bool(asked))
+    fitting, left_out = entrants_for(dataset, public=public, every=bool(asked))
     if asked in ([], [EVERY]):
         return list(fitting.values()), left_out
     for key in asked:

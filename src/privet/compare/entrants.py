@@ -13,6 +13,7 @@ from privet.compare.job import Job
 from privet.data import Dataset
 from privet.methods.perturbation import ResidualPerturbation
 from privet.recipes.methods import METHODS
+from privet.recipes.pate import TITLE
 from privet.recipes.recipe import kind_of
 from privet.report import RunRecord
 from privet.training.standing import OnStep
@@ -35,6 +36,7 @@ class Entrant:
         why_not: why the method does not fit these records; empty if it does.
         resumes: whether a run that was stopped goes on; one that does not is started anew beside it.
         by_default: whether it takes part where no methods are named; those that train for long are not.
+        needs_public: whether it learns from public records without labels.
     """
 
     key: str
@@ -43,6 +45,7 @@ class Entrant:
     why_not: Callable[[Dataset], str] = _everything
     resumes: bool = True
     by_default: bool = True
+    needs_public: bool = False
 
 
 def _images(dataset: Dataset) -> str:
@@ -65,6 +68,7 @@ _ALL = (
     _trained("optimized-noise"),
     _trained("optimized-noise-published"),
     _artificial("moments", "one-shot moments", resumes=False),
+    Entrant("pate", TITLE, runs.by_votes, resumes=False, needs_public=True),
     _artificial("dpgan", "DPGAN", why_not=_images, resumes=False, by_default=False),
     _artificial("noise-layer-gan", "frozen features, noisy rows", why_not=_images, resumes=False, by_default=False),
     _artificial(
@@ -101,11 +105,15 @@ ENTRANTS: dict[str, Entrant] = {entrant.key: entrant for entrant in _ALL}
 """By key, in the order of the table."""
 
 
-def entrants_for(dataset: Dataset, *, every: bool = False) -> tuple[dict[str, Entrant], dict[str, str]]:
+def entrants_for(
+    dataset: Dataset, *, public: str = "", every: bool = False
+) -> tuple[dict[str, Entrant], dict[str, str]]:
     """Those that take part by default, or every one that fits; and of the others why they do not."""
     fitting, left_out = {}, {}
     for key, entrant in ENTRANTS.items():
         reason = entrant.why_not(dataset)
+        if not reason and entrant.needs_public and not public:
+            reason = "it learns from public records without labels: give some with --public"
         if not reason and not (every or entrant.by_default):
             reason = "it trains for long: name it with --methods, or ask for all"
         if reason:

@@ -27,6 +27,8 @@ class Job:
         methods: keys of `privet.compare.ENTRANTS`.
         minutes: how long a method may train; 0 means as long as it takes.
         seed: makes the comparison repeatable; None where what comes out may be released.
+        public: public records without labels, for the methods that learn from some: how many of the test records, or
+            another data set by name; empty where there are none.
         recipe: of the methods that train a classifier; empty for the one that fits the records.
     """
 
@@ -38,12 +40,15 @@ class Job:
     seed: int | None = None
     recipe: str = ""
     schema: str = ""
+    public: str = ""
     command: tuple[str, ...] = ()
 
     def records(self, progress: Progress | None = None) -> Dataset:
         """Training and test records, the same for every method."""
-        dataset = data.load(self.source, schema=self.schema or None, progress=progress)
-        return data.with_test_records(dataset, self.source)
+        return self.load(self.source, self.schema, progress)
+
+    def load(self, source: str, schema: str = "", progress: Progress | None = None) -> Dataset:
+        return data.with_test_records(data.load(source, schema=schema or None, progress=progress), source)
 
     def recipe_for(self, dataset: Dataset) -> Recipe:
         return recipes.load(self.recipe) if self.recipe else recipes.pick(dataset)[0]

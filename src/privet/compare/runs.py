@@ -1,4 +1,4 @@
-"""How each kind of method runs in a comparison: by a recipe, by artificial data, or by residual perturbation."""
+"""How each kind of method runs in a comparison: by a recipe, by artificial data, by votes, or by residual perturbation."""
 
 from __future__ import annotations
 
@@ -71,6 +71,28 @@ def by_artificial_data(
         source=job.source,
         schema=schema,
         schema_path=job.schema,
+        on_step=on_step,
+    )
+
+
+def by_votes(job: Job, dataset: Dataset, out: Path, on_step: OnStep) -> RunRecord:
+    """PATE; where some of the test records are its public ones, it is tested on the others."""
+
+    def load(name: str) -> Dataset:
+        # A table of public records has the columns of the private one.
+        return job.load(name, job.schema if ":" in name else "")
+
+    return recipes.run_pate(
+        job.recipe_for(dataset),
+        dataset,
+        recipes.Public.of(job.public, dataset, job.source, load),
+        out,
+        epsilon=job.epsilon,
+        delta=job.delta,
+        seed=job.seed,
+        command=job.command,
+        source=job.source,
+        schema=job.schema,
         on_step=on_step,
     )
 
