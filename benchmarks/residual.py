@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from _page import put
+from engine import keep_freed_memory
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="words that the names of the ways to measure begin with")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     torch.manual_seed(0)
     x, y = torch.rand(asked.batch, 3, 32, 32), torch.randint(10, (asked.batch,))
     ways = {
