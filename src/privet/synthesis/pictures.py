@@ -11,7 +11,8 @@ from torch import Tensor
 
 COLUMNS = 10
 _GAP = 2
-_SCALE = 2
+_HEIGHT = 56
+"""About so many pixels of the picture are given to an image."""
 
 
 def draw_samples(path: Path, inputs: Tensor, labels: Tensor, rows: int = 10) -> Path:
@@ -53,11 +54,12 @@ def draw_distances(path: Path, to_training: Tensor, to_holdout: Tensor) -> Path:
 
 
 def _sheet(path: Path, lines: list[Tensor]) -> Path:
-    """Rows of images, with gaps, twice as large as they are."""
+    """Rows of images, with gaps, enlarged by a whole number where they are small."""
     images = torch.stack(lines).clamp(0, 1)  # rows, columns, channels, height, width
     padded = torch.nn.functional.pad(images, (0, _GAP, 0, _GAP), value=1.0)
     sheet = padded.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
     pixels = (sheet * 255).round().byte().permute(1, 2, 0).numpy()
-    pixels = np.repeat(np.repeat(pixels, _SCALE, 0), _SCALE, 1)
+    scale = max(1, _HEIGHT // images.shape[-2])
+    pixels = np.repeat(np.repeat(pixels, scale, 0), scale, 1)
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(path)
     return path
