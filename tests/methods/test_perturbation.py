@@ -165,6 +165,15 @@ def test_a_stream_that_does_not_fit_is_said():
         assert model(torch.rand(2, 3)).shape == (2, 1)
 
 
+def test_an_input_that_would_pass_without_noise_is_refused():
+    block = Doubled()
+    with (
+        ResidualPerturbation(0.0, pi=1.0, radius=1.0).apply(block, blocks=[""]),
+        pytest.raises(InputError, match="first"),
+    ):
+        block(x=torch.ones(1, 2))
+
+
 def test_as_a_regulariser_it_is_silent_at_test():
     model = resnet(channels=1, groups=4).eval()
     x = torch.rand(2, 1, 16, 16)

@@ -84,6 +84,11 @@ class ResidualPerturbation:
     def multiplicative(self) -> bool:
         return self.strategy == "II"
 
+    @property
+    def needs_stream(self) -> bool:
+        """Whether a block's noise or bound asks for the stream beside its residual mapping."""
+        return self.multiplicative or self.bound is not None
+
     def apply(
         self,
         model: nn.Module,
@@ -151,16 +156,14 @@ class AppliedPerturbation:
         """The names of the last layers that have noise: under strategy II with pi."""
         self._input_source: Source | None = source
         self._generator = source if isinstance(source, torch.Generator) else None
-        self._streams: dict[nn.Module, Tensor] = {}
+        self._streams: dict[nn.Module | None, Tensor] = {}
         self._handles: list[RemovableHandle] = []
-        self._modules = {name: model.get_submodule(name) for name in self.blocks}
         if perturbation.radius is not None:
             self._handles.append(model.register_forward_pre_hook(self._noisy_input))
-        for block in self._modules.values():
-            for child in (getattr(block, name, None) for name in SHORTCUTS):
-                if isinstance(child, nn.Module):
-                    self._handles.append(child.register_forward_hook(self._remember))
-                    break
+        for name in self.blocks:
+            block = model.get_submodule(name)
+            if perturbation.needs_stream and (shortcut := _shortcut(block)) is not None:
+                self._handles.append(shortcut.register_forward_hook(self._remember))
             self._handles.append(block.register_forward_hook(self._noisy_block))
         if perturbation.multiplicative and perturbation.pi:
             self.heads = _heads(model, self.blocks)
@@ -184,6 +187,8 @@ class AppliedPerturbation:
         assert self.perturbation.radius is not None
         if not (self.at_test or model.training):
             return args
+        if not args:
+            raise InputError("Noise on the input needs the input as the first argument of the call, not by its name.")
         x, noise = args[0], self.perturbation.pi / self.perturbation.radius
         bounded = clipped_rows(x, torch.arange(len(x)), len(x), self.perturbation.radius)
         rows = bounded.tensors["rows"]
@@ -198,7 +203,7 @@ class AppliedPerturbation:
         how = self.perturbation
         if not (self.at_test or block.training):
             return out
-        stream = self._stream(block, args[0], out) if how.multiplicative or how.bound is not None else None
+        stream = self._stream(block, args[0], out) if how.needs_stream else None
         if how.bound is not None:
             # Without a skip connection, all that leaves a block is its residual mapping.
             skipped: Tensor | float = 0.0 if stream is None or not _skips(block) else stream
@@ -211,10 +216,8 @@ class AppliedPerturbation:
 
     def _stream(self, block: nn.Module, x: Tensor, out: Tensor) -> Tensor | None:
         """The stream at the shape of the block's output; none where strategy I has no skip connection to look at."""
-        for name in SHORTCUTS:
-            shortcut = getattr(block, name, None)
-            if isinstance(shortcut, nn.Module) and shortcut in self._streams:
-                return self._streams.pop(shortcut)
+        if (shortcut := _shortcut(block)) in self._streams:
+            return self._streams.pop(shortcut)
         if x.shape == out.shape:
             return x
         if not self.perturbation.multiplicative and not _skips(block):
@@ -285,6 +288,11 @@ def _heads(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
 def _is_dense(x: Tensor) -> bool:
     """Whether the numbers fill one piece of memory."""
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+
+
+def _shortcut(block: nn.Module) -> nn.Module | None:
+    parts = (getattr(block, name, None) for name in SHORTCUTS)
+    return next((part for part in parts if isinstance(part, nn.Module)), None)
 
 
 def _skips(block: nn.Module) -> bool:

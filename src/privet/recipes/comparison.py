@@ -74,11 +74,17 @@ class Line:
 
 @dataclass(frozen=True)
 class PrivateSettings:
-    """Of the lines that are trained by DP-SGD; epochs and batch size are those of the schedule."""
+    """Of the lines that are trained by DP-SGD; what is not here is that of the schedule.
+
+    Attributes:
+        sampling_rate: the probability with which a record joins a lot.
+        groups: of group norm.
+    """
 
     noise_multiplier: float
     clip: float
     learning_rate: float
+    sampling_rate: float
     groups: int = 8
 
 
@@ -206,16 +212,17 @@ def _trained(
     if not line.dpsgd:
         done = train(model, records, perturbation, schedule, delta=comparison.delta, seed=seed, on_step=on_step)
         return model, done.ledger.spent(comparison.delta)
+    lot = max(1, round(private.sampling_rate * len(records)))
     optimizer = torch.optim.SGD(model.parameters(), lr=private.learning_rate, momentum=schedule.momentum)
     milestones = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: schedule.rate(step * schedule.batch_size // len(records)) / schedule.learning_rate
+        optimizer, lambda step: schedule.rate(step * lot // len(records)) / schedule.learning_rate
     )
     trained = train_by_dpsgd(
         model,
         optimizer,
         records,
         perturbation=perturbation,
-        batch_size=schedule.batch_size,
+        batch_size=lot,
         epochs=schedule.epochs,
         noise_multiplier=private.noise_multiplier,
         max_grad_norm=private.clip,
