@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privet.cli import residual
 from privet.cli.attack import sentences
 from privet.cli.by_votes import check_voting, train_by_votes
 from privet.cli.data import NAMES
@@ -22,7 +23,6 @@ from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.data import Dataset
-    from privet.methods.perturbation import ResidualPerturbation
     from privet.recipes import Recipe
     from privet.report import OtherRun, RunRecord
 
@@ -35,13 +35,6 @@ class Method(StrEnum):
     residual = "residual"
     residual_dpsgd = "residual-dpsgd"
     pate = "pate"
-
-
-class Strategy(StrEnum):
-    """Of residual perturbation."""
-
-    additive = "I"
-    multiplicative = "II"
 
 
 class Form(StrEnum):
@@ -111,8 +104,8 @@ def train(
         ),
     ] = None,
     strategy: Annotated[
-        Strategy, typer.Option(help="Of residual: additive noise, or in proportion.")
-    ] = Strategy.additive,
+        residual.Strategy, typer.Option(help="Of residual: additive noise, or in proportion.")
+    ] = residual.Strategy.additive,
     pi: Annotated[
         float, typer.Option(help="Of residual: the noise on the input, from which a proof comes.", min=0)
     ] = 0.0,
@@ -141,7 +134,9 @@ def train(
     check_budget(epsilon, delta)
     check_free(out, resume)
     key = _method(method, form, as_published)
-    perturbation = _perturbation(method, gamma, strategy, pi, radius, ensemble, epochs)
+    perturbation = residual.perturbation(
+        method.value, gamma=gamma, strategy=strategy, pi=pi, radius=radius, ensemble=ensemble, epochs=epochs
+    )
     check_voting(method is Method.pate, public, teachers or queries or sure, resume)
     from privet import recipes, report
 
@@ -152,25 +147,19 @@ def train(
     chosen = recipes.load(recipe) if recipe is not None else None
     dataset = load_records(data, str(schema) if schema else None)
     others = report.find_others(out, dataset.fingerprint, tuned_from or ())
-    if method is Method.residual:
-        assert perturbation is not None
-        from privet.recipes.residual_run import run_residual
-
-        with training(delta) as show:
-            record = run_residual(
-                dataset,
-                out,
-                perturbation,
-                members=ensemble,
-                epochs=epochs,
-                delta=delta,
-                seed=seed,
-                command=("privet", *sys.argv[1:]),
-                source=data,
-                schema=str(schema) if schema else "",
-                others=others,
-                on_step=show,
-            )
+    if perturbation is not None and method is Method.residual:
+        record = residual.train(
+            dataset,
+            out,
+            perturbation,
+            members=ensemble,
+            epochs=epochs,
+            delta=delta,
+            seed=seed,
+            source=data,
+            schema=str(schema) if schema else "",
+            others=others,
+        )
         say(record, out, as_json)
         return
     why = "you asked for it"
@@ -214,31 +203,6 @@ def train(
         others=others,
     )
     say(record, out, as_json)
-
-
-def _perturbation(
-    method: Method,
-    gamma: float | None,
-    strategy: Strategy,
-    pi: float,
-    radius: float,
-    ensemble: int,
-    epochs: int | None,
-) -> ResidualPerturbation | None:
-    if method not in (Method.residual, Method.residual_dpsgd):
-        if gamma is not None or pi or ensemble > 1 or epochs is not None or strategy is not Strategy.additive:
-            raise InputError("--gamma, --strategy, --pi, --ensemble and --epochs belong to --method residual.")
-        return None
-    if method is Method.residual_dpsgd and (pi or epochs is not None):
-        raise InputError("--pi and --epochs belong to --method residual: residual-dpsgd has its proof from DP-SGD.")
-    from privet.methods.perturbation import ResidualPerturbation
-
-    chosen = 0.5 if gamma is None else gamma
-    if strategy is Strategy.multiplicative and pi:
-        raise InputError("--pi is the noise on the input of strategy I.")
-    if method is Method.residual and not (chosen or pi):
-        raise InputError("Without --gamma and --pi there is no noise: give one of them.")
-    return ResidualPerturbation(chosen, strategy.value, pi=pi, radius=radius if pi else None)
 
 
 def _method(method: Method, form: Form, as_published: bool) -> str:

@@ -1,0 +1,86 @@
+"""What `privet train` does for residual perturbation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privet.cli.progress import training
+from privet.errors import InputError
+
+if TYPE_CHECKING:
+    from privet.data import Dataset
+    from privet.methods.perturbation import ResidualPerturbation
+    from privet.report import OtherRun, RunRecord
+
+PUBLISHED, SOUND = "residual", "residual-dpsgd"
+
+
+class Strategy(StrEnum):
+    """Of residual perturbation."""
+
+    additive = "I"
+    multiplicative = "II"
+
+
+def perturbation(
+    method: str,
+    *,
+    gamma: float | None,
+    strategy: Strategy,
+    pi: float,
+    radius: float,
+    ensemble: int,
+    epochs: int | None,
+) -> ResidualPerturbation | None:
+    """The noise that the options ask for; none where another method is asked for."""
+    if method not in (PUBLISHED, SOUND):
+        if gamma is not None or pi or ensemble > 1 or epochs is not None or strategy is not Strategy.additive:
+            raise InputError("--gamma, --strategy, --pi, --ensemble and --epochs belong to --method residual.")
+        return None
+    if method == SOUND and (pi or epochs is not None):
+        raise InputError("--pi and --epochs belong to --method residual: residual-dpsgd has its proof from DP-SGD.")
+    from privet.methods.perturbation import ResidualPerturbation
+
+    chosen = 0.5 if gamma is None else gamma
+    if strategy is Strategy.multiplicative and pi:
+        raise InputError("--pi is the noise on the input of strategy I.")
+    if method == PUBLISHED and not (chosen or pi):
+        raise InputError("Without --gamma and --pi there is no noise: give one of them.")
+    return ResidualPerturbation(chosen, strategy.value, pi=pi, radius=radius if pi else None)
+
+
+def train(
+    dataset: Dataset,
+    out: Path,
+    noise: ResidualPerturbation,
+    *,
+    members: int,
+    epochs: int | None,
+    delta: float,
+    seed: int | None,
+    source: str,
+    schema: str,
+    others: Sequence[OtherRun] | None,
+) -> RunRecord:
+    """Run the published method with a bar on the error stream."""
+    from privet.recipes.residual_run import run_residual
+
+    with training(delta) as show:
+        return run_residual(
+            dataset,
+            out,
+            noise,
+            members=members,
+            epochs=epochs,
+            delta=delta,
+            seed=seed,
+            command=("privet", *sys.argv[1:]),
+            source=source,
+            schema=schema,
+            others=others,
+            on_step=show,
+        )
