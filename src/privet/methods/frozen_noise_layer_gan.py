@@ -9,7 +9,6 @@ that is the price of the idea.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +45,7 @@ class FrozenNoiseLayerGan:
         dimension: coordinates of the embedding: the noise of a row has the norm sigma C sqrt(dimension), so keep it small.
         sampling: "padded" (Poisson, add or remove a record) or "fixed" (without replacement, replace a record).
         batch_size: records expected in a batch that is released.
-        epochs: expected times that a record is in a batch.
+        epochs: expected times that a record is in a batch. All rows stay in memory: 300 MB for 15 epochs of MNIST.
         label_share: of the squared norm of a row, where the label is in it.
         scale: the norm of a record about its mean to which embeddings are clipped, for "components".
         before_share: of the budget (of mu^2), for the mean and the directions of "components".
@@ -100,8 +99,7 @@ class FrozenNoiseLayerGan:
             embedding = self._embedding(records, order, ledger, randomness)
             plan = self.plan(len(records), order, ledger)
             layout = Layout(embedding, order.classes, self.label_share)
-            rows = plan.release(_embedded(layout, records), ledger, randomness)
-            released = torch.cat(list(_counted(rows, plan.steps, on_step)))
+            released = _released(plan, _embedded(layout, records), ledger, randomness, on_step)
             maker = self._maker(embedding, shape, order.classes)
             game = RowGame(plan, layout, self.learning_rate, self.averaging, self.width, self.rows)
             frequencies = game.play(maker, released, self.steps, on_step)
@@ -161,8 +159,13 @@ def _embedded(layout: Layout, records: Split) -> Tensor:
     return torch.cat(parts)
 
 
-def _counted(batches: Iterator[Tensor], count: int, on_step: OnStep | None) -> Iterator[Tensor]:
-    for step, rows in enumerate(batches, 1):
+def _released(
+    plan: NoisyRows, embeddings: Tensor, ledger: Ledger, randomness: Randomness, on_step: OnStep | None
+) -> Tensor:
+    """All rows of a plan in one tensor, into which they are written as they come."""
+    rows = torch.empty(plan.steps, plan.sampling.rows, embeddings.shape[1])
+    for step, batch in enumerate(plan.release(embeddings, ledger, randomness)):
+        rows[step] = batch
         if on_step is not None:
-            on_step({"what": "Releasing rows", "step": step, "steps": count})
-        yield rows
+            on_step({"what": "Releasing rows", "step": step + 1, "steps": plan.steps})
+    return rows.flatten(0, 1)
