@@ -17,13 +17,14 @@ from privet import data
 from privet.cli import app
 from privet.compare import ENTRANTS, Job, entrants_for, finish, race
 from privet.compare.clock import Clock, TimeIsUp
-from privet.compare.page import best, render_comparison
+from privet.compare.page import best, render_comparison, write_comparison
 from privet.compare.result import Outcome
 from privet.compare.row import Row
 from privet.errors import InputError
 from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled
 from privet.report import RunRecord
 from tests.compare.worker import BROKEN
+from tests.report.test_browser import BROWSER, look
 
 HERE = Path(__file__).parent
 STEPS = 30
@@ -168,6 +169,34 @@ def test_the_page_says_what_is_proved_and_what_it_cost_to_look(compared):
     assert "there are no public records" in page
     assert re.search(r'id="together">epsilon = ', page)
     assert '<tr class="proved">' in page and '<tr class="claimed">' not in page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH (Debian: apt install chromium)")
+@pytest.mark.parametrize("width", [320, 1280])
+def test_the_page_fits_in_a_browser(compared, width, tmp_path):
+    out, result = compared
+    seen, log = look(write_comparison(result, out), width, tmp_path)
+    assert seen["overflow"] <= 0
+    assert seen["wide"] == []
+    assert seen["figures"] == ["accuracies"]
+    assert seen["requests"] == []
+    assert ":CONSOLE" not in log
+    assert seen["statement"] == str(best([result.outcomes[0], result.outcomes[2]]).spent)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--methods", "magic"], "There is no method 'magic' to compare"),
+        (["--methods", "pate"], "None of these methods fits digits: it learns from public records"),
+        (["--epsilon", "0"], "--epsilon must be a number above 0"),
+    ],
+)
+def test_bad_usage_is_said_before_anything_is_written(tmp_path, options, sentence):
+    made = CliRunner().invoke(app, ["compare", "--data", "digits", "--out", str(tmp_path / "c"), *options])
+    assert made.exit_code == 2
+    assert sentence in made.stderr
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_claim_is_hatched_and_never_the_best(compared):

@@ -46,7 +46,7 @@ def recorded(
         return (
             step(FlatClipping(1.0), noise=plan, draws=max(40, draws // FEWER), name=f"One step, {name}", **settings),
         )
-    one = "One step of DP-SGD, flat clipping"
+    one = "One noisy sum" if rate == 1 and count == 1 else "One step of DP-SGD, flat clipping"
     found = [step(FlatClipping(1.0), noise.noise_multiplier, draws=draws, name=one, **settings)]
     if count > 1:
         whole = f"DP-SGD, {count:,} steps"
@@ -57,14 +57,17 @@ def recorded(
 
 
 def _step(ledger: Ledger) -> tuple[float, Event, int]:
-    """The rate, the noise and the number of the most frequent step that can be audited again."""
+    """The rate, the noise and the number of the most frequent step that can be audited again; of several the loudest."""
     counts = Counter[Event]()
     for event, count in ledger.event.leaves():
         counts[event] += count
-    for event, count in counts.most_common():
+    found = []
+    for event, count in counts.items():
         rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
         if isinstance(inner, Gaussian | PureEpsilon | GroupedL2 | IsotropicL2):
-            return rate, inner, count
+            found.append((rate, inner, count))
+    if found:
+        return max(found, key=lambda step: (step[2], -getattr(step[1], "noise_multiplier", 0.0)))
     raise InputError(
         "the ledger holds no steps of (sampled) Gaussian or optimised noise, and only these can be audited again; audit "
         "other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."

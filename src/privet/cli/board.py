@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from privet.compare.result import Outcome, Result
 
 Show = Callable[[Sequence["Lane"]], None]
+WIDE = 150
 MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected"}
 
 
@@ -91,7 +93,8 @@ def table(result: Result) -> None:
     )
     for outcome in result.outcomes:
         shown.add_row(*_cells(outcome), style="dim" if outcome.record is None else None)
-    console = Console()
+    # A log has no width of its own, and the table should not be cut there.
+    console = Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
     console.print(shown)
     if result.together is not None:
         console.print(f"To choose among them costs what all of them cost together: {result.together}", soft_wrap=True)
