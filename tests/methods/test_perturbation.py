@@ -60,7 +60,7 @@ def test_the_module_is_left_as_it_was():
     applied = ResidualPerturbation(0.5, "II", pi=1.0, bound=1.0, weight_norm=1.0).apply(model)
     assert list(model.state_dict()) == keys
     assert [type(m) for m in model.modules()] == parts
-    assert applied.blocks == ("2", "3", "4") and applied.heads == ("9",)
+    assert (applied.blocks, applied.heads, applied.members) == (("2", "3", "4"), ("9",), 1)
     applied.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -198,6 +198,10 @@ def test_what_an_epoch_costs():
     claimed = ResidualPerturbation(0.5, bound=5.0).epoch(4)
     assert isinstance(claimed.guarantee, Claimed)
     assert claimed.event == Gaussian(0.5 * 2 / 5)
+    assert ResidualPerturbation(0.5, bound=5.0).epoch(4, members=5) == claimed * 5  # each member has a stream
+    assert ResidualPerturbation(0.5, pi=60.0, radius=30.0).epoch(3, members=5) == Gaussian(
+        2.0
+    )  # and all share one input
     assert ResidualPerturbation(0.0).epoch(3) == NotPrivate()
     assert ResidualPerturbation(2.0, "II").epoch(3) == NotPrivate()
 

@@ -52,6 +52,14 @@ def test_it_learns_and_every_epoch_is_in_the_ledger(stripes):
     assert torch.equal(done.model(x), done.model(x))
 
 
+def test_an_ensemble_pays_for_each_member(stripes):
+    once = Schedule(epochs=1, batch_size=40)
+    one, three = (
+        train(network(members=k), stripes, ResidualPerturbation(0.3), once, delta=1e-5, seed=1).ledger for k in (1, 3)
+    )
+    assert three.event == one.event * 3
+
+
 def test_a_seed_repeats_a_run(stripes):
     one, other = (train(network(), stripes, ResidualPerturbation(0.3), QUICK, delta=1e-5, seed=s) for s in (1, 1))
     third = train(network(), stripes, ResidualPerturbation(0.3), QUICK, delta=1e-5, seed=2)

@@ -109,8 +109,11 @@ class ResidualPerturbation:
         """
         return AppliedPerturbation(self, model, blocks, source, at_test)
 
-    def epoch(self, blocks: int) -> Event:
+    def epoch(self, blocks: int, members: int = 1) -> Event:
         """What an epoch of training costs, in which each record is seen once; for replacing a record's input.
+
+        `blocks` are those of one network; the `members` of an ensemble share the input and its noise, and each has a
+        stream of its own, for which it pays.
 
         Formal guarantees: with `pi`, it is proved for public labels, and gamma adds nothing. Without it, strategy I is only
         claimed. Strategy II protects answers and not weights: weights that were trained by it are not private.
@@ -119,7 +122,7 @@ class ResidualPerturbation:
             return NotPrivate()
         if self.pi and self.radius is not None:
             return input_event(self.pi, self.radius)
-        return stream_event(self.gamma, self.bound or PUBLISHED_BOUND, blocks)
+        return stream_event(self.gamma, self.bound or PUBLISHED_BOUND, blocks) * members
 
     def query(self, blocks: int, heads: int = 1) -> Event:
         """What one answer costs under strategy II, where the weights stay hidden."""
@@ -152,6 +155,8 @@ class AppliedPerturbation:
         self.perturbation, self.at_test = perturbation, at_test
         self.blocks = _found(model, blocks)
         """The names of the blocks that have noise."""
+        self.members = len(_prefixes(self.blocks))
+        """How many networks there are: more than one in an ensemble."""
         self.heads: tuple[str, ...] = ()
         """The names of the last layers that have noise: under strategy II with pi."""
         self._input_source: Source | None = source
@@ -272,12 +277,17 @@ def _found(model: nn.Module, blocks: Sequence[str] | None) -> tuple[str, ...]:
     return found
 
 
+def _prefixes(blocks: Sequence[str]) -> list[str]:
+    """The networks that the blocks belong to: of an ensemble, its members."""
+    parts = [name.split(".") for name in blocks]
+    return list(dict.fromkeys(f"members.{part[1]}." if part[0] == "members" else "" for part in parts))
+
+
 def _heads(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
     """The last linear layer of each network: of a member of an ensemble, the one that shares its prefix."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    prefixes = dict.fromkeys(name.rsplit(".", 1)[0] if name.startswith("members.") else "" for name in blocks)
     heads = []
-    for prefix in prefixes:
+    for prefix in _prefixes(blocks):
         own = [name for name in linear if name.startswith(prefix)]
         if not own:
             raise InputError("Strategy II with pi puts noise on a last linear layer, and the model has none.")

@@ -112,7 +112,7 @@ def train(
         raise InputError("Residual perturbation hides which input a record has: its ledger is for replace-one.")
     randomness = Randomness.of(seed)
     applied = perturbation.apply(model, blocks=blocks, source=randomness.noise)
-    event = perturbation.epoch(len(applied.blocks))
+    event = perturbation.epoch(len(applied.blocks) // applied.members, applied.members)
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=schedule.learning_rate,
