@@ -23,7 +23,10 @@ def main() -> None:
     found = [build(Measured, row) for row in json.loads(RESULTS.read_text(encoding="utf-8"))]
     groups = [list(group) for _, group in groupby(found, key=lambda measured: measured.title)]
     table = shown(chosen, chosen.data, groups)
-    command = f"privet reproduce {NAME} --results benchmarks/results/{NAME}.json"
+    titles = [line.title(chosen.depth) for line in chosen.lines]
+    numbers = [titles.index(group[0].title) + 1 for group in groups]
+    some = "" if len(numbers) == len(titles) else "".join(f" --line {number}" for number in numbers)
+    command = f"privet reproduce {NAME}{some} --results benchmarks/results/{NAME}.json"
     put("results.md", NAME, f"```sh\n{command}\n```\n\n{table}")
     draw_rocs(DOCS / "images" / f"{NAME}-roc.svg", [group[0] for group in groups])
 
