@@ -115,8 +115,13 @@ class PerExampleGradients:
         self._check_held()
         self._measured()
         total = torch.zeros(self.records, dtype=torch.float64)
+        alone, shared = self._divided()
         with torch.no_grad():
-            for group in self._groups:
+            for use, slots in alone.items():
+                everywhere = {slot: torch.ones_like(tensor) for slot, tensor in use.slots.items() if slot not in slots}
+                found = use.scaled_squared_norms({slot: scales[name] for slot, name in slots.items()} | everywhere)
+                total += sum(found[slot] for slot in slots)
+            for group in shared:
                 for rows, gradients in self._formed(group):
                     for name, gradient in gradients.items():
                         total[rows] += squared_norms(gradient * scales[name])
@@ -150,20 +155,28 @@ class PerExampleGradients:
 
     def _compute_squared_norms(self) -> list[Tensor]:
         norms: dict[str, Tensor] = {}
-        alone: dict[Use, list[tuple[str, str]]] = defaultdict(list)
+        alone, shared = self._divided()
+        for group in shared:
+            norms.update(self._added_up_norms(group))
+        for use, slots in alone.items():
+            found = use.squared_norms()
+            norms.update({name: found[slot] for slot, name in slots.items()})
+        if len(norms) < len(self.names):
+            norms = dict.fromkeys(self.names, torch.zeros(self.records, dtype=torch.float64)) | norms
+        return [norms[name] for name in self.names]
+
+    def _divided(self) -> tuple[dict[Use, dict[str, str]], list[tuple[tuple[Use, str, Tensor], ...]]]:
+        """The slots that are parameters used once, by use, with their names; and the groups that have to be added up."""
+        alone: dict[Use, dict[str, str]] = defaultdict(dict)
+        shared = []
         for group in self._groups:
             use, slot, tensor = group[0]
             name = self._name_of(id(tensor))
             if len(group) == 1 and name is not None:
-                alone[use].append((slot, name))
+                alone[use][slot] = name
             else:
-                norms.update(self._added_up_norms(group))
-        for use, slots in alone.items():
-            found = use.squared_norms()
-            norms.update({name: found[slot] for slot, name in slots})
-        if len(norms) < len(self.names):
-            norms = dict.fromkeys(self.names, torch.zeros(self.records, dtype=torch.float64)) | norms
-        return [norms[name] for name in self.names]
+                shared.append(group)
+        return alone, shared
 
     def _added_up_norms(self, group: tuple[tuple[Use, str, Tensor], ...]) -> dict[str, Tensor]:
         norms: dict[str, Tensor] = {}

@@ -97,6 +97,14 @@ class Use:
             return self.form_squared_norms()
         return {n: self.norms[n] if n in self.norms else squared_norms(g) for n, g in self.gradients.items()}
 
+    def scaled_squared_norms(self, scales: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The squared norms after each gradient was multiplied elementwise by the scale of its slot."""
+        found: dict[str, list[Tensor]] = {name: [] for name in self.slots}
+        for rows in self.chunks():
+            for name, gradients in self.instantiate(rows).items():
+                found[name].append(squared_norms(gradients * scales[name]))
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
     def weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.gradients is None:
             return self.form_weighted_sum(weights)

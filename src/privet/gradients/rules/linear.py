@@ -130,6 +130,18 @@ class Linear(Use):
             norms["weight"] = gram_squared_norms(self.x, self.grad_gram())
         return norms
 
+    def scaled_squared_norms(self, scales: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.method != "product":
+            return super().scaled_squared_norms(scales)
+        assert self.x is not None and self.grad is not None
+        # The square of an outer product is the outer product of the squares.
+        x, grad = self.x[:, 0].square(), self.grad[:, 0].square()
+        products = {
+            "weight": lambda scale: (grad @ scale).mul_(x).sum(1, dtype=torch.float64),
+            "bias": lambda scale: (grad * scale).sum(1, dtype=torch.float64),
+        }
+        return {name: products[name](scales[name].square()) for name in self.slots}
+
     def summed_grad(self) -> Tensor:
         """The output gradients of each record summed over its sequence: the gradients of the bias."""
         if self.sums is None:
