@@ -204,7 +204,7 @@ def adaptive_norm(records: Tensor, generator: torch.Generator, *, count_noise: b
         count = count + noise(count, 5.0, generator)
     else:
         total = total + noise(total, 1.0, generator)
-    moved = clipping.after({COUNT: count}, expected_records=100)
+    moved = clipping.after({COUNT: count}, expected_records=100, deviations=dict)
     return torch.cat([total, torch.tensor([math.log(moved.max_grad_norm)])])
 
 

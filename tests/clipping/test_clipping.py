@@ -114,7 +114,7 @@ def test_adaptive_clipping_moves_toward_the_quantile() -> None:
             projected(network(x)).mean().backward()
             noisy = dict(clipping.clip(engine.gradients()).tensors)
             assert COUNT in noisy
-            clipping = clipping.after(noisy, 200)
+            clipping = clipping.after(noisy, 200, dict)
     norms = torch.stack([g.flatten(1).square().sum(1) for g in loop(network, (x,)).values()]).sum(0).sqrt()
     assert 0.4 < float((norms <= clipping.max_grad_norm).double().mean()) < 0.6
 
@@ -123,7 +123,7 @@ def test_adaptive_clipping_survives_an_empty_batch() -> None:
     network, clipping = model(), AdaptiveClipping(1.0)
     with Engine(network) as engine:
         noisy = dict(clipping.clip(engine.empty()).tensors)
-    assert math.isfinite(clipping.after(noisy, 100).max_grad_norm)
+    assert math.isfinite(clipping.after(noisy, 100, dict).max_grad_norm)
 
 
 def test_sums_of_disjoint_batches_add_up() -> None:

@@ -13,12 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import privet
-from privet.clipping import EllipticalClipping, FlatClipping, MovingEllipticalClipping, floored, optimal_diagonal
+from privet.clipping import FlatClipping, MovingEllipticalClipping, optimal_diagonal
 from privet.data import Split
 from privet.errors import InputError, PrivetError
+from privet.gradients import Engine
 from privet.methods import dpsgd, optimized_noise
-from privet.noise import MovingShapeNoise, ShapedNoise
+from privet.noise import GaussianNoise, MovingShapeNoise, ShapedNoise
 from privet.privacy import Claimed, Gaussian, IsotropicL2, PoissonSampled, Proved, PureEpsilon, accountant_named
+from privet.randomness import Randomness
+from privet.sampling import PoissonSampling
+from privet.training import Plan
 from privet.training.step import Step
 
 KNOWN: dict[str, Any] = {"batch_size": 12, "steps": 6, "delta": 1e-5, "max_grad_norm": 1.0, "seed": 3}
@@ -230,25 +234,68 @@ def test_bad_moments_are_refused() -> None:
     with pytest.raises(InputError, match="one of each"):
         optimal_diagonal(torch.ones(2), torch.ones(3))
     with pytest.raises(InputError, match="'l1' or 'l2'"):
-        MovingEllipticalClipping(1.0, cost="l3")
+        optimal_diagonal(torch.ones(2), torch.ones(2), "l3")
+    with pytest.raises(InputError, match="At least one step"):
+        MovingEllipticalClipping(1.0, warmup=0)
 
 
-def test_the_ellipsoid_follows_the_releases_with_the_energy_of_flat_clipping() -> None:
-    clipping: Any = MovingEllipticalClipping(2.0, decay=0.5, warmup=2)
+def test_the_ellipsoid_follows_the_squares_of_the_releases_without_their_noise() -> None:
+    """A loop over rows and columns, in the units of the bound."""
     generator = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([8.0, 4.0, 2.0, 1.0])
-    noisy = [{"a": sizes * torch.randn(4, generator=generator)} for _ in range(5)]
-    for release in noisy[:2]:
+    deviation = torch.rand(3, 4, generator=generator) + 0.5
+    releases = [10 * torch.rand(3, 4, generator=generator) for _ in range(3)]
+    clipping: Any = MovingEllipticalClipping(2.0, warmup=3)
+    for release in releases:
         assert clipping.now == FlatClipping(2.0)
-        clipping = clipping.after(release, 10.0)
-    clipping = clipping.after(noisy[2], 10.0)
-    assert isinstance(clipping.now, EllipticalClipping)
+        assert clipping.metric is None
+        clipping = clipping.after({"a": release}, 10.0, lambda: {"a": deviation})
+
+    def moment(i: slice | int, j: slice | int) -> float:
+        noise = (deviation[i, j] / 2).square()
+        seen = torch.stack([((r[i, j] / 2).square() - noise).mean() for r in releases]).mean()
+        error = math.sqrt(2 * float(noise.square().mean()) / noise.numel() / len(releases))
+        return float(seen) + error
+
+    rows, every = [moment(i, slice(None)) for i in range(3)], slice(None)
+    m = torch.tensor([[row * moment(every, j) / (sum(rows) / 3) for j in range(4)] for row in rows])
     d = clipping.now.diagonal["a"]
-    assert float(d.pow(-2).sum()) == pytest.approx(4.0, rel=1e-5)
-    square = sum(0.5 ** (3 - k) * (release["a"] / 10).square() for k, release in enumerate(noisy[:3]))
-    average = sum(0.5 ** (3 - k) * release["a"] / 10 for k, release in enumerate(noisy[:3]))
-    shape = optimal_diagonal(floored(square), floored(average))
-    torch.testing.assert_close(d / d.sum(), shape / shape.sum())
+    torch.testing.assert_close(d / d.sum(), m.pow(-0.25) / m.pow(-0.25).sum())
+    assert float((d.square() * m).sum()) == pytest.approx(float(m.sum()), rel=1e-5)
+    torch.testing.assert_close(clipping.metric["a"], d.square())
+
+
+def test_the_ellipsoid_stays_near_a_ball_where_only_noise_is_seen_and_finds_the_shape_where_there_is_one() -> None:
+    """With 50 releases: noise alone, then columns of the sizes 30, 10, 3, 1 under noise of size 10."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.tensor([30.0, 10.0, 3.0, 1.0]).repeat(5)
+    for scale, least, most in ((0.0, 1.0, 2.0), (1.0, 2.5, 7.0)):
+        clipping: Any = MovingEllipticalClipping(1.0)
+        for _ in range(50):
+            noisy = {"a": scale * sizes + 10 * torch.randn(20, 20, generator=generator)}
+            clipping = clipping.after(noisy, 10.0, lambda: {"a": 10.0})
+        d = clipping.now.diagonal["a"]
+        assert least <= float(d.max() / d.min()) <= most
+
+
+def test_the_step_is_the_steepest_in_the_norm_that_clips() -> None:
+    """What the optimizer gets is D^2 times the noisy mean, for every kind of parameter."""
+    model = nn.Sequential(nn.Conv1d(1, 3, 2), nn.Flatten(), nn.Linear(9, 2))
+    clipping: Any = MovingEllipticalClipping(1.0, warmup=1)
+    plan = Plan(PoissonSampling(0.5), clipping, GaussianNoise(1.0), 2, 20)
+    engine = Engine(model).attach()
+    for number in range(2):
+        step = Step(plan, number, Randomness.of(number))
+        model(torch.randn(10, 1, 4)).square().mean(1).sum().backward()
+        step.add(engine.gradients(), clipping)
+        told: dict[str, torch.Tensor] = {}
+        release = step.release(lambda _, noisy, told=told: told.update({n: t.clone() for n, t in noisy.items()}))
+        metric = clipping.metric or {name: torch.ones_like(t) for name, t in told.items()}
+        for name, noisy in told.items():
+            torch.testing.assert_close(release.gradients[name], noisy / 10 * metric[name])
+            found = torch.as_tensor(release.deviations()[name]).expand_as(noisy)
+            scales = clipping.now.diagonal[name] if number else torch.ones(())
+            torch.testing.assert_close(found, (metric[name] / scales / 10).expand_as(noisy))
+        clipping = release.clipping
 
 
 def test_the_kinds_of_noise_make_private_takes() -> None:

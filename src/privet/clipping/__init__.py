@@ -1,6 +1,6 @@
 """Clipping: from gradients of records to a sum that no single record can change by much."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -16,6 +16,9 @@ from privet.clipping.released import floored
 from privet.clipping.scheduled import ScheduledClipping
 from privet.gradients import PerExampleGradients
 
+Deviations = Callable[[], Mapping[str, Tensor | float]]
+"""The standard deviation of the noise in each tensor of a release, by its name; public."""
+
 
 class Clipping(Protocol):
     """A way to bound what each record contributes."""
@@ -27,7 +30,17 @@ class Clipping(Protocol):
 class MovingClipping(Clipping, Protocol):
     """A clipping that is another one in the next step, by what was released and by nothing else."""
 
-    def after(self, noisy: Mapping[str, Tensor], expected_records: float) -> Clipping: ...
+    def after(self, noisy: Mapping[str, Tensor], expected_records: float, deviations: Deviations) -> Clipping: ...
+
+
+@runtime_checkable
+class MetricClipping(Clipping, Protocol):
+    """A clipping in a norm of its own, in which the step is taken too: post-processing of the release."""
+
+    @property
+    def metric(self) -> Mapping[str, Tensor] | None:
+        """By what the released gradients are multiplied elementwise, if by anything."""
+        ...
 
 
 __all__ = [
@@ -37,6 +50,7 @@ __all__ = [
     "Clipping",
     "EllipticalClipping",
     "FlatClipping",
+    "MetricClipping",
     "MovingClipping",
     "MovingEllipticalClipping",
     "PerLayerClipping",

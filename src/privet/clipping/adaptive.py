@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,7 +57,12 @@ class AdaptiveClipping:
         joint = math.hypot(self.max_grad_norm, 0.5)
         return BoundedSum(tensors, joint, scales, gradients.records, gradients.bad_count)
 
-    def after(self, noisy: Mapping[str, torch.Tensor], expected_records: float) -> AdaptiveClipping:
+    def after(
+        self,
+        noisy: Mapping[str, torch.Tensor],
+        expected_records: float,
+        deviations: Callable[[], Mapping[str, torch.Tensor | float]],
+    ) -> AdaptiveClipping:
         """The clipping of the next step, whose norm the noisy count has moved."""
         fraction = float(noisy[COUNT]) / expected_records + 0.5
         factor = math.exp(-self.rate * (min(max(fraction, 0.0), 1.0) - self.quantile))

@@ -5,7 +5,8 @@ Three sound forms, and the published algorithm:
 - "grouped": pure-epsilon noise of least cost, shaped by the gradients that were released, by public weights, or by weights that
   were released and accounted before. Every pure-epsilon step is dominated by randomised response, which PLD composes exactly.
 - "isotropic": pure-epsilon noise without a shape, whose own privacy loss PLD composes: near Gaussian noise in many dimensions.
-- "elliptical": Gaussian noise, and clipping to an ellipsoid that follows the released gradients: DP-SGD's accountant.
+- "elliptical": Gaussian noise, clipping to an ellipsoid that follows the released gradients, and the step in the norm of that
+  ellipsoid: DP-SGD's accountant.
 - as published: the shape is the derivative of the cost over the private records, and advanced composition with amplification by
   sampling gives each step's budget. What it claims is not proved, and every statement of it says so.
 """
@@ -56,7 +57,7 @@ def train(
         as_published: the published algorithm, whose epsilon is only claimed.
         weights: for "grouped", w for each parameter by its name: from public data, or from a release that is in the ledger
             already. Without it, w follows the released gradients.
-        decay: of the moving average of released gradients.
+        decay: for "grouped" without `weights`, of the moving average of released gradients.
     """
     if form not in FORMS:
         raise InputError(f"The form of optimised noise is {', '.join(FORMS)}, not {form!r}.")
@@ -68,7 +69,7 @@ def train(
         sensitivity = CostSensitivity(model, records, loss)
         settings |= {"noise": partial(PublishedShapeNoise, sensitivity=sensitivity), "accountant": "strong"}
     elif form == "elliptical":
-        settings["clipping"] = MovingEllipticalClipping(settings.pop("max_grad_norm"), decay)
+        settings["clipping"] = MovingEllipticalClipping(settings.pop("max_grad_norm"))
     elif form == "isotropic":
         count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         settings["noise"] = partial(IsotropicL2Noise, count)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from privet.clipping import BoundedSum, Clipping, MovingClipping
+from privet.clipping import BoundedSum, Clipping, MetricClipping, MovingClipping
 from privet.errors import PrivetError
 from privet.gradients import PerExampleGradients
 from privet.noise import MovingNoise, NoisePlan
@@ -75,13 +75,16 @@ class Step:
             raise PrivetError("The noise has moved to one that costs something else than the plan says.")
         noisy = noise.add(bounded, self.randomness.noise)
         record(event, noisy)
+        metric = (clipping.metric if isinstance(clipping, MetricClipping) else None) or {}
         if isinstance(clipping, MovingClipping):
-            clipping = clipping.after(noisy, expected)
+            clipping = clipping.after(noisy, expected, lambda: noise.deviations(bounded))
         if isinstance(planned, MovingNoise):
             planned = planned.after(noisy, expected)
         return Released(
-            gradients={name: tensor.div_(expected) for name, tensor in noisy.items()},
+            gradients={name: tensor.div_(expected).mul_(metric.get(name, 1.0)) for name, tensor in noisy.items()},
             clipping=clipping,
             noise=planned,
-            deviations=lambda: {name: each / expected for name, each in noise.deviations(bounded).items()},
+            deviations=lambda: {
+                name: each / expected * metric.get(name, 1.0) for name, each in noise.deviations(bounded).items()
+            },
         )
