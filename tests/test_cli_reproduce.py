@@ -116,3 +116,15 @@ def test_several_methods_beside_each_other_and_what_is_only_claimed_says_so(tmp_
     assert len(claimed) == 2
     assert all("as published, by advanced composition: only claimed" in line for line in claimed)
     assert "proved, but where the method says that it is only claimed" in page.stdout.splitlines()[0]
+
+
+def test_a_method_that_the_recipe_does_not_name(short, tmp_path):
+    method, results = "optimized-noise-elliptical", tmp_path / "results.json"
+    arguments = [short, "--seeds", 1, "--epsilon", 3, "--out", tmp_path / "out", "--results", results]
+    page = privet("reproduce", *arguments, "--method", method)
+    assert page.exit_code == 0, page.output
+    (row,) = json.loads(results.read_text())
+    assert (row["method"], row["command"].split()[-2:]) == (method, ["--method", method])
+    wrong = privet("reproduce", *arguments, "--method", "magic")
+    assert wrong.exit_code == 2
+    assert "There is no method 'magic'" in wrong.stderr

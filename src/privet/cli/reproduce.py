@@ -28,6 +28,12 @@ def _names() -> list[str]:
     return [*recipe_names(), *comparison.names(), *student_tables.names(), comparisons.REVERSAL]
 
 
+def method_names() -> list[str]:
+    from privet.recipes.methods import METHODS
+
+    return list(METHODS)
+
+
 @app.command("reproduce", epilog="Example:  privet reproduce abadi-mnist --seeds 3")
 def reproduce(
     recipe: Annotated[
@@ -42,6 +48,12 @@ def reproduce(
     ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="A budget, and more with more of it; without it, those of the recipe.")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A method, and more with more of it; without it, those of the recipe.", autocompletion=method_names
+        ),
     ] = None,
     delta: Delta = 1e-5,
     out: Annotated[
@@ -90,11 +102,14 @@ def reproduce(
     seeds = seeds or 3
     from privet import data, recipes
     from privet.recipes import table
+    from privet.recipes.methods import method_named
 
     chosen = recipes.load(recipe)
     budgets = tuple(epsilon or chosen.epsilons)
     for budget in budgets:
         check_budget(budget, delta)
+    for key in method or ():
+        method_named(key)
     with fetching() as progress:
         dataset = data.load(chosen.data, progress=progress)
     with training(delta) as show:
@@ -103,9 +118,10 @@ def reproduce(
             dataset,
             out or Path("runs") / "reproduce" / chosen.name,
             epsilons=budgets,
+            methods=tuple(method or chosen.methods),
             seeds=seeds,
             delta=delta,
-            command=_command(recipe, seeds, epsilon, delta),
+            command=_command(recipe, seeds, epsilon, method, delta),
             on_result=None if as_json else _say,
             # The epsilon of every step costs time that a log does not need: it gets a line for each training.
             on_step=show if sys.stderr.isatty() else None,
@@ -162,10 +178,12 @@ def _say(result: Result) -> None:
     )
 
 
-def _command(recipe: str, seeds: int, epsilons: list[float] | None, delta: float) -> str:
+def _command(recipe: str, seeds: int, epsilons: list[float] | None, methods: list[str] | None, delta: float) -> str:
     words = ["privet", "reproduce", recipe, "--seeds", str(seeds)]
     for epsilon in epsilons or ():
         words += ["--epsilon", f"{epsilon:g}"]
+    for method in methods or ():
+        words += ["--method", method]
     if delta != 1e-5:
         words += ["--delta", f"{delta:g}"]
     return shlex.join(words)

@@ -44,7 +44,7 @@ class MovingEllipticalClipping:
     """
 
     max_grad_norm: float = 1.0
-    warmup: int = 5
+    warmup: int = 10
     steps: int = 0
     rows: Tensors | None = None
     columns: Tensors | None = None

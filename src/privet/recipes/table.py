@@ -77,6 +77,7 @@ def reproduce(
     folder: Path,
     *,
     epsilons: Sequence[float],
+    methods: Sequence[str],
     seeds: int,
     delta: float,
     command: str,
@@ -86,7 +87,7 @@ def reproduce(
 ) -> list[Row]:
     """Train by every method at every budget with seeds 0, 1, ...; what `folder` holds already is not computed again."""
     rows = []
-    for method, epsilon in product(recipe.methods, epsilons):
+    for method, epsilon in product(methods, epsilons):
         results = []
         for seed in range(seeds):
             result = _result(recipe, dataset, folder, method, epsilon, delta, seed, on_step, progress)
