@@ -1,13 +1,13 @@
 """Clipping: from gradients of records to a sum that no single record can change by much."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from privet.clipping.adaptive import AdaptiveClipping
 from privet.clipping.automatic import AutomaticClipping
-from privet.clipping.bounded import BoundedSum
+from privet.clipping.bounded import BoundedSum, Deviations
 from privet.clipping.elliptical import EllipticalClipping, optimal_diagonal
 from privet.clipping.flat import FlatClipping
 from privet.clipping.moving import MovingEllipticalClipping
@@ -15,9 +15,6 @@ from privet.clipping.per_layer import PerLayerClipping
 from privet.clipping.released import floored
 from privet.clipping.scheduled import ScheduledClipping
 from privet.gradients import PerExampleGradients
-
-Deviations = Callable[[], Mapping[str, Tensor | float]]
-"""The standard deviation of the noise in each tensor of a release, by its name; public."""
 
 
 class Clipping(Protocol):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from privet.clipping.bounded import BoundedSum
+from privet.clipping.bounded import BoundedSum, Deviations
 from privet.clipping.factors import check_bound, clipping_factors
 from privet.errors import InputError
 from privet.gradients import PerExampleGradients
@@ -58,10 +58,7 @@ class AdaptiveClipping:
         return BoundedSum(tensors, joint, scales, gradients.records, gradients.bad_count)
 
     def after(
-        self,
-        noisy: Mapping[str, torch.Tensor],
-        expected_records: float,
-        deviations: Callable[[], Mapping[str, torch.Tensor | float]],
+        self, noisy: Mapping[str, torch.Tensor], expected_records: float, deviations: Deviations
     ) -> AdaptiveClipping:
         """The clipping of the next step, whose norm the noisy count has moved."""
         fraction = float(noisy[COUNT]) / expected_records + 0.5

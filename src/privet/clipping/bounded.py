@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from privet.errors import PrivetError
+
+Deviations = Callable[[], Mapping[str, Tensor | float]]
+"""The standard deviation of the noise in each tensor of a release, by its name; public."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from privet.clipping.bounded import BoundedSum
+from privet.clipping.bounded import BoundedSum, Deviations
 from privet.clipping.elliptical import EllipticalClipping, optimal_diagonal
 from privet.clipping.factors import check_bound
 from privet.clipping.flat import FlatClipping
@@ -83,9 +83,7 @@ class MovingEllipticalClipping:
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
         return self.now.clip(gradients)
 
-    def after(
-        self, noisy: Tensors, expected_records: float, deviations: Callable[[], Mapping[str, Tensor | float]]
-    ) -> MovingEllipticalClipping:
+    def after(self, noisy: Tensors, expected_records: float, deviations: Deviations) -> MovingEllipticalClipping:
         """The clipping of the next step; `deviations` are those of the noise in the release."""
         found: dict[str, dict[str, Tensor]] = {field: {} for field in _SUMS}
         for name, deviation in deviations().items():

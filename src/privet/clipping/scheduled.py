@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from privet.clipping.bounded import BoundedSum
+from privet.clipping.bounded import BoundedSum, Deviations
 from privet.clipping.factors import check_bound
 from privet.clipping.flat import FlatClipping
 from privet.gradients import PerExampleGradients
@@ -37,5 +37,5 @@ class ScheduledClipping:
     def clip(self, gradients: PerExampleGradients) -> BoundedSum:
         return FlatClipping(self.max_grad_norm).clip(gradients)
 
-    def after(self, noisy: Mapping[str, Tensor], expected_records: float) -> ScheduledClipping:
+    def after(self, noisy: Mapping[str, Tensor], expected_records: float, deviations: Deviations) -> ScheduledClipping:
         return replace(self, step=self.step + 1)
