@@ -78,7 +78,7 @@ def fill_ellipses(rows: list[Row]) -> None:
     commands = "\n".join(dict.fromkeys(other.command for _, other in pairs))
     lines = ["| recipe | epsilon | flat, % | elliptical, % | difference | seeds |", "|---|---|---|---|---|---|"]
     for flat, other in pairs:
-        gain = 100 * (other.accuracy - flat.accuracy)
+        gain = round(100 * (other.accuracy - flat.accuracy), 2) + 0.0
         seeds = f"{flat.seeds} and {other.seeds}" if flat.seeds != other.seeds else f"{flat.seeds}"
         lines.append(f"| {flat.recipe} | {flat.epsilon:g} | {spread(flat)} | {spread(other)} | {gain:+.2f} | {seeds} |")
     put("results.md", "ellipse-features", f"```sh\n{commands}\n```\n\n" + "\n".join(lines))
