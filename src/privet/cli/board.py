@@ -55,7 +55,7 @@ def _left(lane: Lane) -> str:
     done, total = lane.standing.get("step") or 0, lane.standing.get("steps") or 0
     if lane.state != "running" or not done or not total:
         return ""
-    return f"{(time.monotonic() - lane.began) / done * (total - done):.0f} s"
+    return f"{(time.monotonic() - lane.began_this) / done * (total - done):.0f} s"
 
 
 def _lines(quiet: bool) -> Show:

@@ -32,6 +32,8 @@ class Lane:
     """What it said last."""
     row: Row | None = None
     began: float = 0.0
+    began_this: float = 0.0
+    """When the work began that it does now."""
     process: subprocess.Popen[bytes] | None = None
     _listener: threading.Thread | None = None
 
@@ -46,7 +48,7 @@ class Lane:
         log = (out / f"{self.entrant.key}.log").open("ab")
         command = [sys.executable, *worker, str(out), self.entrant.key]
         environment = os.environ | _ONE_THREAD
-        self.began = time.monotonic()
+        self.began = self.began_this = time.monotonic()
         with log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
@@ -58,9 +60,15 @@ class Lane:
         with said:
             for line in said:
                 try:
-                    self.standing = json.loads(line)
+                    self.hear(json.loads(line))
                 except ValueError:
                     continue  # something that a library printed
+
+    def hear(self, standing: dict[str, Any]) -> None:
+        """Take note of where it stands; another kind of work starts the time anew."""
+        if standing.get("what") != self.standing.get("what"):
+            self.began_this = time.monotonic()
+        self.standing = standing
 
     def look(self) -> bool:
         """Whether it has ended; then its row is there."""

@@ -1,0 +1,69 @@
+"""The live table: where every method stands, with its delta, and the time left of the work that it does now."""
+
+import io
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from privet.cli.board import _standing, board
+from privet.compare import ENTRANTS, Lane
+from privet.compare.row import Row
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    running, auditing, waiting, failed = (Lane(entrant, Path("x")) for entrant in list(ENTRANTS.values())[:4])
+    for lane in (running, auditing):
+        lane.process = object()
+        lane.began = lane.began_this = 90.0
+    running.hear({"step": 20, "steps": 100, "loss": 1.0, "accuracy": 0.91, "epsilon": 1.5, "guarantee": "proved"})
+    running.began_this = 90.0
+    auditing.hear({"what": "Auditing", "step": 1, "steps": 4})
+    auditing.began_this = 98.0
+    failed.row = Row("a", "A", "failed", "it broke", seconds=3.0)
+    return [running, auditing, waiting, failed]
+
+
+def test_each_row_says_what_is_known(lanes):
+    console = Console(width=160, file=io.StringIO(), force_terminal=False)
+    console.print(_standing(lanes, 1e-5))
+    first, second, third, fourth = [line for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    assert "Epsilon at 1e-05" in console.file.getvalue()
+    assert "Training" in first and "91.0 %" in first and "1.50" in first and "40 s" in first
+    assert "Auditing" in second and "6 s" in second
+    assert "waiting" in third
+    assert "failed" in fourth
+
+
+def test_a_claimed_epsilon_is_called_claimed(lanes):
+    lanes[0].standing |= {"guarantee": "only claimed by a paper: it leaks"}
+    console = Console(width=160, file=io.StringIO())
+    console.print(_standing(lanes, 1e-5))
+    assert "1.50 (claimed)" in console.file.getvalue()
+
+
+def test_in_a_log_each_that_ends_has_one_line(lanes, capsys):
+    with board(1e-5) as show:
+        show(lanes)
+        show(lanes)
+    assert capsys.readouterr().err == f"{lanes[3].entrant.title}: failed in 3 s: it broke\n"
+    with board(1e-5, quiet=True) as show:
+        show(lanes)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_the_table_is_live(lanes, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with redirect_stderr(Terminal()) as terminal, board(1e-5) as show:
+        show(lanes)
+    assert lanes[0].entrant.key in terminal.getvalue()
