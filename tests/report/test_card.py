@@ -124,6 +124,17 @@ def test_metadata_of_a_data_set(record, ledger, rows, size):
     assert hub.DatasetCard(page).data.size_categories == [size]
 
 
+def test_a_synthetic_data_set_carries_its_card_under_the_name_that_a_hub_reads(whole_run, tmp_path):
+    for name in ("record.json", "ledger.jsonl"):
+        (tmp_path / name).write_bytes((whole_run / name).read_bytes())
+    (tmp_path / "release").mkdir()
+    made = write_card(tmp_path).read_bytes()
+    assert (tmp_path / "release" / "README.md").read_bytes() == made
+    said = made.decode()
+    assert "epsilon is at least 0.1 with 99 % confidence; claimed at delta = 1e-05: 0.5. Consistent." in said
+    assert "Audit of Something broken: epsilon is at least 2.5" in said and "Refuted at 99 %." in said
+
+
 def test_a_claim_is_called_a_claim(record):
     claim = Ledger()
     claim.record(STEP.under(Claimed("the paper", "its first layers see the records without noise")))

@@ -14,14 +14,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from privet.audit.result import round_down
 from privet.data.whole import write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.guarantees import guarantee_to_dict
+from privet.privacy.spent import round_up
 from privet.report import others, statement, words
 from privet.report.card_metadata import front_matter
 from privet.report.record import AttackResult, RunRecord
 
 MARKDOWN, PLAIN = "CARD.md", "card.json"
+RELEASE = "release"
+"""The folder of a synthetic data set that may leave: its card is there under the name that a hub looks for."""
 FORMAT = 1
 
 
@@ -31,7 +35,10 @@ def write_card(folder: Path) -> Path:
     plain = card(record, record.open_ledger(folder))
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / PLAIN, f"{text}\n".encode(), mode=0o644)
-    return write_whole(folder / MARKDOWN, markdown(record, plain).encode(), mode=0o644)
+    said = markdown(record, plain).encode()
+    if record.synthetic and (folder / RELEASE).is_dir():
+        write_whole(folder / RELEASE / "README.md", said, mode=0o644)
+    return write_whole(folder / MARKDOWN, said, mode=0o644)
 
 
 def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
@@ -75,6 +82,7 @@ def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
         finalize=lambda value: "" if value is None else value,
     )
     environment.filters |= {"plainly": _plainly, "share": words.share, "times": words.times}
+    environment.filters |= {"at_least": round_down, "epsilon": round_up}
     return environment.get_template("CARD.md.j2").render(metadata=front_matter(record, plain), **plain)
 
 
