@@ -73,5 +73,17 @@ def test_only_a_claimed_way_goes_around_the_noise(record):
     assert way_of(placed, of(STEP.under(Claimed("a paper", "it leaks")), 60)).around
 
 
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_the_words_fit_their_boxes(way):
+    for stage in way.stages:
+        assert len(stage.title) <= (26 if stage.noise else 36), stage
+        assert len(stage.detail) <= 40, stage
+
+
+def test_a_long_name_of_the_data_is_cut(record):
+    named = dataclasses.replace(record, data=dataclasses.replace(record.data, name="x" * 99))
+    assert len(way_of(named, of(STEP)).stages[0].detail) <= 40
+
+
 def test_a_ledger_without_events_can_be_drawn(record):
     assert way_of(record, Ledger()).stages

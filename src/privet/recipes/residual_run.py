@@ -96,7 +96,7 @@ def run_residual(
         training_accuracy=fraction_right(inside, dataset.train.labels),
         ledger_head=done.ledger.head,
         attack=AttackResult.of("Loss threshold", roc),
-        place="residual mapping",
+        place="inputs and residual mapping" if perturbation.pi else "residual mapping",
         others=None if others is None else tuple(others),
     )
     record.write(out)

@@ -20,6 +20,7 @@ from privet.privacy.guarantees import Claimed
 from privet.report.record import RunRecord
 from privet.report.words import number, share, times
 
+LONGEST_NAME = 24
 FEW = 20
 """A ledger of at most so many events holds releases of statistics, not steps of a training."""
 
@@ -63,6 +64,8 @@ _CLIPPED = Stage("Clipped", "no record's gradient is longer than C")
 _SUM = replace(_NOISE, title="Noise on their sum")
 _GRADIENT = Stage("The gradient of each of them")
 _STEP = Stage("A step of the optimizer")
+_BLOCKS = replace(_NOISE, title="Noise in each block")
+_NOISY_MODEL = replace(_MODEL, detail="the release, noisy when it is asked")
 
 WAYS: dict[str, Way] = {
     "gradient": Way((_RECORDS, _SAMPLE, _GRADIENT, _CLIPPED, _SUM, _STEP, _MODEL), again=(5, 1)),
@@ -81,17 +84,24 @@ WAYS: dict[str, Way] = {
         passing="the shape of the noise is computed from the records without noise",
     ),
     "residual mapping": Way(
-        (
-            _RECORDS,
-            replace(_NOISE, title="Noise on the inputs"),
-            replace(_NOISE, title="Noise in each residual block"),
-            Stage("The loss at the label"),
-            _STEP,
-            replace(_MODEL, detail="the release; it adds noise when it is asked, too"),
-        ),
+        (_RECORDS, Stage("The first layers"), _BLOCKS, Stage("The loss at the label"), _STEP, _NOISY_MODEL),
         again=(4, 1),
         around=(0, 4),
         passing="the labels, and the gradients of the layers before the noise, pass it by",
+    ),
+    "inputs and residual mapping": Way(
+        (
+            _RECORDS,
+            Stage("Clipped", "no input is longer than R"),
+            replace(_NOISE, title="Noise on the inputs"),
+            _BLOCKS,
+            Stage("The loss at the public label"),
+            _STEP,
+            _NOISY_MODEL,
+        ),
+        again=(5, 1),
+        around=(0, 5),
+        passing="the labels pass it by",
     ),
     "embedding layer": Way(
         (
@@ -115,7 +125,7 @@ WAYS: dict[str, Way] = {
             Stage("The critic's gradient of each record"),
             _CLIPPED,
             _SUM,
-            Stage("A step of the critic, then of the generator"),
+            Stage("A step of critic and generator"),
             _DATA,
         ),
         again=(5, 1),
@@ -134,7 +144,7 @@ WAYS: dict[str, Way] = {
         (
             _RECORDS,
             Stage("Disjoint parts, a teacher for each"),
-            Stage("The teachers' votes on public inputs, counted"),
+            Stage("Their votes on public inputs"),
             replace(_NOISE, title="Noise on the counts"),
             Stage("The winners label the public inputs"),
             Stage("A student learns from them"),
@@ -159,7 +169,8 @@ def _told(stage: Stage, record: RunRecord, ledger: Ledger) -> Stage:
     event, count = _most_frequent(ledger)
     inner = _innermost(event)
     if stage == _RECORDS:
-        return replace(stage, detail=f"{record.data.training_records:,} of {record.data.name}")
+        name = record.data.name if len(record.data.name) <= LONGEST_NAME else f"{record.data.name[:LONGEST_NAME]}…"
+        return replace(stage, detail=f"{record.data.training_records:,} of {name}")
     if stage == _SAMPLE and isinstance(event, PoissonSampled):
         return replace(stage, detail=f"each with probability {share(event.rate)}")
     if stage.title.startswith("A step") and not stage.detail:
