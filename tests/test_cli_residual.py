@@ -150,7 +150,10 @@ def test_noise_on_the_input_is_proved_and_weights_of_strategy_two_are_not(tmp_pa
         (["train", "--data", "digits", "--method", "residual", "--strategy", "II", "--pi", "1"], "of strategy I"),
         (["train", "--data", "digits", "--method", "residual-dpsgd", "--pi", "1"], "proof from DP-SGD"),
         (["reproduce", "wang-idc"], "give them with --data folder:PATH"),
-        (["reproduce", "digits-linear", "--data", "digits"], "belong to a comparison"),
+        (["reproduce", "digits-linear", "--data", "digits"], "--data does not go with digits-linear"),
+        (["reproduce", "wang-cifar10", "--method", "dpsgd"], "--method does not go with wang-cifar10"),
+        (["reproduce", "triastcyn-mnist", "--method", "dpsgd"], "--method does not go with triastcyn-mnist"),
+        (["reproduce", "wang-reversal", "--epsilon", "1"], "--epsilon does not go with wang-reversal"),
         (["reproduce", "wang-cifar10", "--line", "99"], "has the lines 1 to"),
     ],
 )

@@ -27,3 +27,8 @@ def test_plain_numbers_stay_plain():
 
 def test_a_bound_just_below_a_thousand_is_written_out():
     assert [round_up(epsilon) for epsilon in (998.2, 999.2, 1000.2)] == ["999", "1000", "1001"]
+
+
+def test_an_infinite_epsilon_is_not_called_proved():
+    said = str(accountant_named("pld").spent(Gaussian(0.0), 1e-5))
+    assert said == "epsilon = inf at delta = 1e-05 (add/remove one record; no sampling; PLD; nothing is protected)"

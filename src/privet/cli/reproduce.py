@@ -76,16 +76,19 @@ def reproduce(
     recovered from a network's features; triastcyn-mnist and triastcyn-fashion compare students of artificial data.
     """
     if recipe == comparisons.REVERSAL:
+        _refuse(recipe, "draws a figure", seeds=seeds, epsilon=epsilon, method=method, data=records, line=line)
         comparisons.reversal(out, image, as_json)
         return
     from privet.recipes import comparison
 
     if comparison.is_comparison(recipe):
+        _refuse(recipe, "states its own methods and budgets", epsilon=epsilon, method=method, image=image)
         comparisons.compare(
             recipe, data=records, seeds=seeds or 1, lines=line or (), out=out, results=results, as_json=as_json
         )
         return
     if recipe in student_tables.names():
+        _refuse(recipe, "states its own methods and records", method=method, data=records, image=image)
         student_tables.compare(
             recipe,
             seeds or 3,
@@ -97,8 +100,7 @@ def reproduce(
             as_json=as_json,
         )
         return
-    if records is not None or line:
-        raise InputError(f"--data and --line belong to a comparison, and {recipe} is a recipe.")
+    _refuse(recipe, "is a recipe, not a comparison", data=records, line=line, image=image)
     seeds = seeds or 3
     from privet import data, recipes
     from privet.recipes import table
@@ -133,6 +135,13 @@ def reproduce(
         typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
     else:
         typer.echo(shown(chosen, rows))
+
+
+def _refuse(recipe: str, why: str, **options: object) -> None:
+    """Raise where an option was given that would change nothing."""
+    for name, value in options.items():
+        if value:
+            raise InputError(f"--{name} does not go with {recipe}, which {why}: leave it out.")
 
 
 def shown(recipe: Recipe, rows: list[Row]) -> str:

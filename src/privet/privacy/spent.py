@@ -33,7 +33,9 @@ class Spent:
     guarantee: Guarantee
 
     def __str__(self) -> str:
-        said = (self.relation.describe(self.unit), self.sampling or "no sampling", self.accountant, str(self.guarantee))
+        # An infinite epsilon is no guarantee that could be proved or claimed.
+        standing = "nothing is protected" if math.isinf(self.epsilon) else str(self.guarantee)
+        said = (self.relation.describe(self.unit), self.sampling or "no sampling", self.accountant, standing)
         return f"epsilon = {round_up(self.epsilon)} at delta = {self.delta:g} ({'; '.join(said)})"
 
     def to_dict(self) -> dict[str, Any]:
