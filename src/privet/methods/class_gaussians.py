@@ -74,7 +74,6 @@ def release_gaussians(
     noise: Noise,
     ledger: Ledger,
     randomness: Randomness,
-    public_labels: bool = False,
 ) -> ClassGaussians:
     """Counts, means, directions and covariances of the classes, each with its noise.
 
@@ -88,17 +87,12 @@ def release_gaussians(
         noise: of each release.
         ledger: where the releases are recorded.
         randomness: where their noise comes from.
-        public_labels: the caller states that the labels are known: then the counts are taken as they are.
 
-    Formal guarantees: the records are used in four releases (of which public labels spare the first), each in the ledger
-    before its noise is drawn: counts, sums, DP-PCA, second moments by class; and nowhere else:
-    their number is the sum of the released counts.
+    Formal guarantees: the records are used in four releases, each in the ledger before its noise is drawn: counts, sums, DP-PCA,
+    second moments by class; and nowhere else: their number is the sum of the released counts.
     """
     kept: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
-    if public_labels:
-        counts = torch.bincount(labels, minlength=classes).clamp(min=1).double()
-    else:
-        counts = private_counts(labels, classes, noise_multiplier=noise.counts, **kept)
+    counts = private_counts(labels, classes, noise_multiplier=noise.counts, **kept)
     sums = private_sums(rows, labels, classes, bound=bound, noise_multiplier=noise.means, **kept)
     means = (sums / counts[:, None]).float()
     residuals = rows - means[labels]

@@ -88,7 +88,6 @@ class Moments:
             noise=Noise.shared(sigma, *(self.generator_share * part for part in (0.01, 0.09, 0.3, 0.6))),
             ledger=ledger,
             randomness=randomness,
-            public_labels=order.labels == "public",
         )
         teacher = None
         if self.generator_share < 1:
