@@ -1,7 +1,9 @@
 """Residual perturbation on the command line: training, the comparison on a folder of patches, the reversal."""
 
 import json
+import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from privet.cli import app
+from privet.cli.train import free_folder
 from privet.recipes import comparison
 from privet.recipes.comparison import Line
 from privet.report import RunRecord, load_model
@@ -113,13 +116,15 @@ def test_the_reversal_writes_its_figure(tmp_path):
     assert privet("reproduce", "wang-reversal", "--image", tmp_path / "no.png").exit_code == 2
 
 
-def test_a_run_keeps_its_noise_and_can_be_attacked(tmp_path):
-    run = tmp_path / "run"
-    page = privet(
-        *("train", "--method", "residual", "--gamma", 0.5, "--ensemble", 2, "--data", "digits", "--epochs", 1),
-        *("--seed", 0, "--out", run),
-    )
+def test_a_run_keeps_its_noise_and_can_be_attacked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("privet.cli.residual.LONG", 0.01)
+    asked = ("train", "--method", "residual", "--gamma", 0.5, "--ensemble", 2, "--data", "digits", "--epochs", 1)
+    page = privet(*asked, "--seed", 0)
     assert page.exit_code == 0, page.output
+    assert re.match(r"This will take about \d+ s here; --epochs makes it shorter.\n", page.stderr)
+    run = tmp_path / "runs" / "digits-residual"
+    assert free_folder("digits-residual") == Path("runs", "digits-residual-2")
     assert "only claimed by Theorem 1 of the residual-perturbation paper" in page.stdout
     record = RunRecord.read(run)
     model = load_model(record, run).eval()

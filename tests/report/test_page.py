@@ -5,6 +5,7 @@ import itertools
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -16,6 +17,7 @@ from privet.errors import InputError, PrivetError
 from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled
 from privet.report import RunRecord, render, write_page
 from privet.report.others import together
+from privet.report.statement import meaning
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
 CSS = resources.files("privet.report").joinpath("templates/report.css").read_text()
@@ -138,6 +140,17 @@ def test_a_claim_is_called_a_claim_in_the_first_sentence(record):
     assert "Claimed limit" in page
     assert "the claim would allow" in page
     assert "the guarantee allows" not in page
+
+
+def test_an_epsilon_that_promises_nothing_is_said_to_do_so(record):
+    huge = Gaussian(0.01)
+    page = render(record, with_event(huge.under(Claimed("the paper", "nothing enforces its bound"))))
+    assert "Even if the claim held, it would promise nothing in practice" in page
+    spent = with_event(huge).spent(record.delta)
+    digits = len(str(int(Decimal(spent.epsilon).exp())))
+    assert digits > 2_000 and f"a number of {digits:,} digits" in page
+    assert "factor of at most" not in page
+    assert meaning(record, spent).startswith("It promises nothing in practice")
 
 
 def test_assumptions_are_spelled_out(record):

@@ -89,11 +89,19 @@ def _lines(delta: float) -> Stepped:
             return
         last = now
         what, done, total = step.get("what", "Training"), step["step"], step["steps"]
-        left = f"{(now - began) / done * (total - done):.0f} s left"
+        left = f"{duration((now - began) / done * (total - done))} left"
         standing = ", ".join(filter(None, (_standing(step, delta), left)))
         print(f"{what} {done}/{total}: {standing}", file=sys.stderr, flush=True)
 
     return show
+
+
+def duration(seconds: float) -> str:
+    """So long, in the units in which somebody waits."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _standing(step: Mapping[str, Any], delta: float) -> str:

@@ -8,7 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privet.cli.progress import training
+import typer
+
+from privet.cli.progress import duration, training
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from privet.report import OtherRun, RunRecord
 
 PUBLISHED, SOUND = "residual", "residual-dpsgd"
+LONG = 120.0
+"""Who waits for more seconds than that is told before."""
 
 
 class Strategy(StrEnum):
@@ -66,9 +70,11 @@ def train(
     schema: str,
     others: Sequence[OtherRun] | None,
 ) -> RunRecord:
-    """Run the published method with a bar on the error stream."""
-    from privet.recipes.residual_run import run_residual
+    """Run the published method with a bar on the error stream, saying before how long it will take."""
+    from privet.recipes.residual_run import expected_seconds, run_residual
 
+    if (seconds := expected_seconds(dataset, members, epochs)) > LONG:
+        typer.echo(f"This will take about {duration(seconds)} here; --epochs makes it shorter.", err=True)
     with training(delta) as show:
         return run_residual(
             dataset,

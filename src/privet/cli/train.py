@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +73,9 @@ def train(
             autocompletion=lambda: list(NAMES),
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the run; without it, one in runs, named after data and method.")
+    ] = None,
     schema: Annotated[
         Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
     ] = None,
@@ -132,6 +135,9 @@ def train(
 ) -> None:
     """Train a private classifier by a recipe: what it cost, what it is worth and what leaks, on one page."""
     check_budget(epsilon, delta)
+    if out is None and resume:
+        raise InputError("Give the folder of the run to go on with, by --out.")
+    out = out or free_folder(f"{Path(data.rpartition(':')[2]).stem}-{method.value}")
     check_free(out, resume)
     key = _method(method, form, as_published)
     perturbation = residual.perturbation(
@@ -222,6 +228,12 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise InputError(f"--epsilon must be a number above 0, and is {epsilon}.")
     if not 0 < delta < 1:
         raise InputError(f"--delta must lie between 0 and 1, and is {delta}.")
+
+
+def free_folder(name: str) -> Path:
+    """The first folder of that name in `runs`, or with a number behind it, that is not there yet."""
+    tried = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(folder for folder in tried if not folder.exists())
 
 
 def check_free(out: Path, resume: bool = False) -> None:

@@ -34,6 +34,26 @@ def pick_comparison(dataset: Dataset) -> Comparison:
     return comparison.load("wang-idc" if dataset.shape == PATCH else "wang-cifar10")
 
 
+def expected_seconds(dataset: Dataset, members: int, epochs: int | None) -> float:
+    """How long `run_residual` will take here, by a few steps on made-up records: nobody's are looked at."""
+    if len(dataset.shape) != 3:
+        return 0.0  # refused anyway
+    chosen = pick_comparison(dataset)
+    size, probes = chosen.schedule.batch_size, 2
+    with torch.random.fork_rng(devices=[]):
+        model = resnet(dataset.shape[0], len(dataset.classes), chosen.depth, members)
+        made_up = torch.rand(size, *dataset.shape).contiguous(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for warm in range(1 + probes):
+        if warm == 1:
+            began = time.monotonic()
+        model(made_up).square().mean().backward()
+    step = (time.monotonic() - began) / probes
+    # Each record is seen once in an epoch, and once more when the network is attacked, which has no way back: a third.
+    steps = len(dataset.train) * (epochs or chosen.schedule.epochs) + (len(dataset.train) + len(dataset.test)) / 3
+    return step * steps / size
+
+
 def run_residual(
     dataset: Dataset,
     out: Path,

@@ -13,6 +13,8 @@ from privet.report.limit import Limit
 from privet.report.record import RunRecord
 
 _CHANGES = {"add-remove": "putting it in or leaving it out", "replace-one": "replacing it by another"}
+_VOID = math.log(1e6)
+"""From this epsilon on, a factor is no promise that anybody can lean on."""
 
 
 def released(record: RunRecord) -> str:
@@ -50,10 +52,19 @@ def meaning(record: RunRecord, spent: Spent) -> str:
     what = released(record).split(maxsplit=1)[-1]
     if not math.isfinite(spent.epsilon):
         return f"Nothing limits what the {what} may reveal about a {spent.unit}."
+    claimed = standing(spent).kind == "claimed"
+    if spent.epsilon >= _VOID:
+        digits = math.floor(spent.epsilon / math.log(10)) + 1
+        return (
+            f"{'Even if the claim held, it would promise' if claimed else 'It promises'} nothing in practice: for any one "
+            f"{spent.unit}, {_CHANGES[spent.relation.value]} may change the probability of a result by a factor that is "
+            f"a number of {digits:,} digits. An epsilon of that size does not keep whoever has the {what} from telling "
+            f"whether a given {spent.unit} was used, every time. Treat the {what} like the records themselves."
+        )
     limit = Limit(spent.epsilon, spent.delta)
-    factor = math.exp(spent.epsilon) if spent.epsilon < 700 else math.inf
-    size = f"{math.ceil(factor * 10) / 10:,.1f}" if factor < 1000 else f"{factor:.3g}"
-    lead = "If the claim held, it would mean: for" if standing(spent).kind == "claimed" else "For"
+    factor = math.exp(spent.epsilon)
+    size = f"{math.ceil(factor * 10) / 10:,.1f}" if factor < 1000 else f"{math.ceil(factor):,}"
+    lead = "If the claim held, it would mean: for" if claimed else "For"
     return (
         f"{lead} any one {spent.unit}, {_CHANGES[spent.relation.value]} changes the probability of any result by a "
         f"factor of at most {size}, except with probability {words.odds(spent.delta)}. "
