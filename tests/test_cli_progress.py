@@ -5,7 +5,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from privet.cli.progress import duration, fetching, training
+from privet.cli.progress import fetching, training
 
 
 def test_nobody_looking_means_no_bar_and_nothing_that_is_done_soon(capsys):
@@ -22,16 +22,9 @@ def test_a_long_training_leaves_lines_in_a_log(capsys, monkeypatch):
         for step in range(1, 5):
             show({"step": step, "steps": 10, "loss": 3.0 - step / 4, "epsilon": step / 10})
     assert capsys.readouterr().err == (
-        "Training 2/10: loss 2.500, epsilon 0.200 at delta 1e-05, 80 s left\n"
-        "Training 4/10: loss 2.000, epsilon 0.400 at delta 1e-05, 60 s left\n"
+        "Training 2/10: loss 2.500, epsilon 0.200 at delta 1e-05, 1 min 20 s left\n"
+        "Training 4/10: loss 2.000, epsilon 0.400 at delta 1e-05, 1 min 00 s left\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(7.4, "7 s"), (99, "99 s"), (100, "2 min"), (5_900, "98 min"), (12_300, "3 h 25 min")]
-)
-def test_a_duration_is_said_in_the_units_in_which_one_waits(seconds, said):
-    assert duration(seconds) == said
 
 
 class Terminal(io.StringIO):

@@ -131,6 +131,7 @@ def test_a_run_keeps_its_noise_and_can_be_attacked(tmp_path, monkeypatch):
     x = torch.rand(2, 1, 8, 8)
     assert not torch.equal(model(x), model(x))
     assert record.model.arguments["members"] == 2
+    assert record.settings["Optimizer"] == "SGD, learning rate 0.1, momentum 0.9"
     attacked = privet("attack", run)
     assert attacked.exit_code == 0, attacked.output
     assert "Claimed, not proved" in (run / "report.html").read_text()

@@ -80,6 +80,8 @@ def training(delta: float, first: str = "Calibrating the noise") -> Iterator[Ste
 
 def _lines(delta: float) -> Stepped:
     """A line every quarter of a minute, and none for what is done sooner: logs stay short."""
+    from privet.report.words import duration
+
     began = last = time.monotonic()
 
     def show(step: Mapping[str, Any]) -> None:
@@ -94,14 +96,6 @@ def _lines(delta: float) -> Stepped:
         print(f"{what} {done}/{total}: {standing}", file=sys.stderr, flush=True)
 
     return show
-
-
-def duration(seconds: float) -> str:
-    """So long, in the units in which somebody waits."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _standing(step: Mapping[str, Any], delta: float) -> str:

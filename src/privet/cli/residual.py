@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from privet.cli.progress import duration, training
+from privet.cli.progress import training
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def train(
 ) -> RunRecord:
     """Run the published method with a bar on the error stream, saying before how long it will take."""
     from privet.recipes.residual_run import expected_seconds, run_residual
+    from privet.report.words import duration
 
     if (seconds := expected_seconds(dataset, members, epochs)) > LONG:
         typer.echo(f"This will take about {duration(seconds)} here; --epochs makes it shorter.", err=True)

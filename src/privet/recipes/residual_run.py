@@ -125,8 +125,8 @@ def run_residual(
 
 
 def _shortened(schedule: Schedule, epochs: int) -> Schedule:
-    milestones = tuple(round(milestone * epochs / schedule.epochs) for milestone in schedule.milestones)
-    return replace(schedule, epochs=epochs, milestones=milestones)
+    milestones = (math.ceil(milestone * epochs / schedule.epochs) for milestone in schedule.milestones)
+    return replace(schedule, epochs=epochs, milestones=tuple(each for each in milestones if each < epochs))
 
 
 def _settings(
@@ -136,12 +136,13 @@ def _settings(
     if perturbation.radius is not None:
         noise += f"; pi {perturbation.pi:g} on inputs of norm at most {perturbation.radius:g}"
     falls = f", divided by {schedule.division:g} after epochs {', '.join(map(str, schedule.milestones))}"
+    rate = f"learning rate {schedule.learning_rate:g}{falls if schedule.milestones else ''}"
     return {
         "Recipe": f"{chosen.name}: {chosen.title}",
         "Network": f"{f'an ensemble of {members} ' if members > 1 else ''}ResNet{chosen.depth} with batch norm",
         "Noise": noise,
         "Epochs": f"{schedule.epochs}, in shuffled batches of {schedule.batch_size}",
-        "Optimizer": f"SGD, learning rate {schedule.learning_rate:g}{falls}, momentum {schedule.momentum:g}",
+        "Optimizer": f"SGD, {rate}, momentum {schedule.momentum:g}",
     }
 
 

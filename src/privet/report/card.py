@@ -118,7 +118,7 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
     """What has to be true for the statement to hold, beside the proof."""
     found = list(guarantee_to_dict(spent.guarantee).get("assumptions", []))
     found += [
-        f"the number of training {spent.unit}s ({record.data.training_records:,}) is public",
+        f"the size of the training data ({record.data.training_records:,} records) is public",
         f"each {spent.unit} is in the training data once",
         "nothing was released but what the ledger names and what follows from that alone",
     ]
