@@ -38,8 +38,8 @@ $(STAMPS)/dev: pyproject.toml | $(BIN)/python
 
 comma := ,
 
-demo: $(STAMPS)/run ## Train, account, attack and report on MNIST in under five minutes
-	@echo "The demo: train a private classifier, account for it, attack it, write runs/demo/report.html"
+demo: $(STAMPS)/run ## Four private methods on MNIST, attacked, on one page, in under five minutes
+	@echo "The demo: train private classifiers in four ways, account for them, attack them, write runs/demo/report.html"
 	@$(BIN)/privet demo
 
 test: lint types imports tests docs ## Everything that must hold

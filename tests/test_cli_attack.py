@@ -1,4 +1,4 @@
-"""`privet attack` with each of its attacks, on the folder of a short demo."""
+"""`privet attack` with each of its attacks, on the folder of a run."""
 
 import json
 
@@ -15,8 +15,8 @@ def privet(*arguments: object):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "demo"
-    page = privet("demo", "--data", "digits", "--seed", 3, "--out", folder)
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    page = privet("train", "--data", "digits", "--seed", 3, "--out", folder)
     assert page.exit_code == 0, page.output
     return folder
 

@@ -4,7 +4,7 @@ import pytest
 
 from privet.audit import recorded
 from privet.errors import InputError
-from privet.privacy import Gaussian, Ledger, PoissonSampled
+from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled
 from privet.privacy.events import IsotropicL2, NoisyVotes, PureEpsilon
 
 QUICK = {"draws": 400, "canaries": 40}
@@ -44,6 +44,11 @@ def test_optimised_noise_is_audited_at_its_own_cost(event, name):
 def test_what_cannot_be_audited_is_said():
     with pytest.raises(InputError, match="holds no steps"):
         recorded(ledger(NoisyVotes(40.0)), 1e-5)
+
+
+def test_what_is_only_claimed_is_not_cleared_by_an_audit_of_something_else():
+    with pytest.raises(InputError, match="only claimed by a paper"):
+        recorded(ledger(Gaussian(1.0).under(Claimed("a paper", "it leaks"))), 1e-5)
 
 
 def test_progress_is_told():

@@ -56,6 +56,17 @@ def test_in_a_log_each_that_ends_has_one_line(lanes, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_in_a_log_there_is_a_line_now_and_then(lanes, monkeypatch, capsys):
+    with board(1e-5) as show:
+        monkeypatch.setattr("time.monotonic", lambda: 100.0 + 16)
+        show(lanes)
+        show(lanes)
+    _, line = capsys.readouterr().err.splitlines()
+    assert (
+        line == f"{lanes[0].entrant.key}: Training 20/100, 104 s left; {lanes[1].entrant.key}: Auditing 1/4, 54 s left"
+    )
+
+
 def test_on_a_terminal_the_table_is_live(lanes, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")

@@ -17,7 +17,7 @@ from privet import data
 from privet.cli import app
 from privet.compare import ENTRANTS, Job, entrants_for, finish, race
 from privet.compare.clock import Clock, TimeIsUp
-from privet.compare.page import best, render_comparison, write_comparison
+from privet.compare.page import render_comparison, write_comparison
 from privet.compare.result import Outcome
 from privet.compare.row import Row
 from privet.errors import InputError
@@ -141,7 +141,7 @@ def test_the_verb_report_makes_the_same_page_from_the_folder(compared):
     made = CliRunner().invoke(app, ["report", str(out)], env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     assert "✓ proved" in made.output and "failed: This method is broken" in made.output
-    assert (out / "compare.html").read_text() == render_comparison(result)
+    assert (out / "report.html").read_text() == render_comparison(result)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,9 @@ def test_the_page_says_what_is_proved_and_what_it_cost_to_look(compared):
     assert "there are no public records" in page
     assert re.search(r'id="together">epsilon = ', page)
     assert '<tr class="proved">' in page and '<tr class="claimed">' not in page
+    assert "about different neighbours" not in page
+    assert "about different neighbours" in render_comparison(dataclasses.replace(result, together=None))
+    assert f"<dd>{result.outcomes[0].record.settings['Steps']}</dd>" in page
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH (Debian: apt install chromium)")
@@ -181,7 +184,7 @@ def test_the_page_fits_in_a_browser(compared, width, tmp_path):
     assert seen["figures"] == ["accuracies"]
     assert seen["requests"] == []
     assert ":CONSOLE" not in log
-    assert seen["statement"] == str(best([result.outcomes[0], result.outcomes[2]]).spent)
+    assert seen["statement"] == str(result.best.spent)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +212,8 @@ def test_a_claim_is_hatched_and_never_the_best(compared):
     page = render_comparison(changed)
     assert '<tr class="claimed">' in page
     assert "only claimed" in page.split('aria-label="Accuracy of each method')[1][:200]
-    assert best([claimed, second]) is second
-    assert best([claimed]) is None
+    assert changed.best is second
+    assert dataclasses.replace(result, outcomes=(claimed,)).best is None
 
 
 def test_another_job_in_the_same_folder_is_refused(compared):

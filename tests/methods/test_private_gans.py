@@ -14,6 +14,7 @@ from privet.methods.row_game import Layout
 from privet.methods.synthetic import Order
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger, PaddedPoisson, Proved, Relation
+from privet.training import BudgetExhausted
 
 
 def stripes(count=300, size=8, seed=0):
@@ -52,6 +53,27 @@ def test_the_budget_is_spent_and_not_passed_with_a_proof(name):
     assert made.inputs.shape == (40, 1, 8, 8) and made.inputs.dtype == torch.float32
     assert float(made.inputs.min()) >= 0 and float(made.inputs.max()) <= 1
     assert set(made.labels.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [METHODS["components"], METHODS["dpgan"], PublishedNoiseLayerGan(epochs=4.0, batch_size=60, width=4, latent=4)],
+    ids=lambda method: method.title[:15],
+)
+def test_a_game_that_is_ended_gives_what_was_trained_until_then(method):
+    steps = []
+
+    def end(step):
+        if "loss" in step:
+            steps.append(step)
+            if len(steps) == 3:
+                raise BudgetExhausted("the time is up")
+
+    ledger = Ledger(relation=method.relation)
+    made = method.synthesize(stripes(), Order(2, 40, 3.0, 1e-5, seed=0), ledger, end)
+    assert len(made.inputs) == 40
+    assert [step["step"] for step in steps] == [1, 2, 3] and steps[-1]["step"] < steps[-1]["steps"]
+    assert ledger.spent(1e-5).epsilon <= 3.0
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -14,6 +14,7 @@ from privet.methods.perturbation import AppliedPerturbation, ResidualPerturbatio
 from privet.methods.residual_perturbation import Answering, Schedule, train, train_by_dpsgd
 from privet.models import resnet
 from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, Proved
+from privet.training import BudgetExhausted
 from tests.audit.broken import PIXELS, RESIDUAL
 
 QUICK = Schedule(epochs=3, batch_size=16, learning_rate=0.1, milestones=(1, 2), division=4)
@@ -50,6 +51,17 @@ def test_it_learns_and_every_epoch_is_in_the_ledger(stripes):
     assert not done.model.training and not torch.equal(done.model(x), done.model(x))  # noise at test, too
     done.applied.remove()
     assert torch.equal(done.model(x), done.model(x))
+
+
+def test_a_training_that_is_ended_is_the_model_and_pays_for_the_whole_epoch(stripes):
+    def end(step):
+        if step["step"] == 7:
+            raise BudgetExhausted("the time is up")
+
+    done = train(network(), stripes, ResidualPerturbation(0.3), QUICK, delta=1e-5, seed=1, on_step=end)
+    assert (done.steps, len(done.ledger)) == (7, 2)
+    assert [entry["step"] for entry in done.history] == [5, 7]
+    assert not done.model.training
 
 
 def test_an_ensemble_pays_for_each_member(stripes):

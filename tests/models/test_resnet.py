@@ -51,9 +51,22 @@ def test_an_ensemble_averages_the_scores_of_its_members():
     assert not torch.allclose(scores[0], scores[1])
 
 
+def test_a_network_of_smaller_images_averages_them_first():
+    torch.manual_seed(0)
+    model = resnet(members=2, channels=1, classes=4, shrink=2).eval()
+    x = torch.rand(2, 1, 16, 16)
+    assert torch.equal(model(x), model(nn.functional.avg_pool2d(x, 2).repeat_interleave(2, 2).repeat_interleave(2, 3)))
+    assert not torch.equal(model(x), model(x.flip(3)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [({"depth": 9}, "8, 14, 20"), ({"members": 0}, "at least one member"), ({"groups": 3}, "into 3 groups")],
+    [
+        ({"depth": 9}, "8, 14, 20"),
+        ({"members": 0}, "at least one member"),
+        ({"groups": 3}, "into 3 groups"),
+        ({"shrink": 0}, "at least one pixel"),
+    ],
 )
 def test_what_cannot_be_built_is_said(arguments, sentence):
     with pytest.raises(InputError, match=sentence):

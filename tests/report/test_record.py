@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import math
 import os
 
 import numpy as np
 import pytest
 
 from privet.attacks import Roc
+from privet.audit import Audit, Claim
 from privet.data.whole import write_whole
 from privet.errors import InputError
-from privet.report import AttackResult, RunRecord, versions
+from privet.report import AttackResult, RunRecord, renew, versions
 from privet.report.record import FILE
 
 
@@ -24,6 +26,25 @@ def test_what_is_written_is_read_again(record, tmp_path):
     assert RunRecord.read(tmp_path) == record
     assert dataclasses.replace(record, attack=None).write(tmp_path)
     assert RunRecord.read(tmp_path).attack is None
+
+
+def test_what_is_infinite_is_null_and_named_in_json(record, finished_run, tmp_path):
+    (tmp_path / "ledger.jsonl").write_bytes((finished_run / "ledger.jsonl").read_bytes())
+    claim = Claim(math.inf, 1e-5, "nothing is protected")
+    audits = (Audit("a", claim, math.inf, math.inf, 0.99, "m", "e"), Audit("b", claim, 1.0, 2.0, 0.99, "m", "e"))
+    altered = dataclasses.replace(record, audits=audits)
+    altered.write(tmp_path)
+    assert RunRecord.read(tmp_path) == altered
+    plain = json.loads((tmp_path / FILE).read_text(), parse_constant=pytest.fail)["audits"]
+    assert (plain[0]["lower_bound"], plain[0]["infinite"]) == (None, ["lower_bound", "ceiling"])
+    assert plain[0]["claim"] == {"epsilon": None, "delta": 1e-5, "statement": claim.statement, "infinite": ["epsilon"]}
+    assert "infinite" not in plain[1]
+    renew(tmp_path)
+    for name in ("card.json", "CARD.md", "report.html"):
+        assert (tmp_path / name).exists()
+    assert json.loads((tmp_path / "card.json").read_text(), parse_constant=pytest.fail)["audits"][1]["infinite"] == [
+        "claimed_epsilon"
+    ]
 
 
 def test_the_record_is_plain_data_and_names_no_place_of_the_machine(finished_run):
@@ -93,6 +114,10 @@ def without(name: str):
         (altered(model=7), "model is a whole number and should be an object"),
         (altered(surprise=1), "'surprise' is not a field of this version of the record"),
         (altered(format=99), "its format is 99 and this version of Privet reads 1"),
+        (
+            altered(infinite=["test_accuracy"], test_accuracy=None),
+            "'test_accuracy' is null and should be a finite number",
+        ),
         (altered(ledger="../../secret"), "'ledger' must name a file of the run folder"),
         (altered(attack__true_positive_rate=[0.0]), "two halves of a ROC that differ in length"),
     ],
@@ -107,7 +132,11 @@ def test_a_damaged_record_gets_one_sentence(finished_run, tmp_path, damage, sent
 def test_a_missing_record_gets_one_sentence(tmp_path):
     with pytest.raises(InputError, match="there is no such folder"):
         RunRecord.read(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="holds no run record"):
+    with pytest.raises(InputError, match="holds no run record; give the --out folder"):
+        RunRecord.read(tmp_path)
+    (tmp_path / "dpsgd").mkdir()
+    (tmp_path / "dpsgd" / FILE).write_text("{}")
+    with pytest.raises(InputError, match=r"give one of the runs in it: .*dpsgd"):
         RunRecord.read(tmp_path)
     (tmp_path / FILE).write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be read"):

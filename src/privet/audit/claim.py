@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from privet.errors import InputError
 from privet.privacy import Event, Ledger, Relation, Spent, accountant_named
@@ -15,6 +16,8 @@ Claimed = Event | Ledger | Spent | float
 @dataclass(frozen=True)
 class Claim:
     """An epsilon at a delta, and the sentence that states it."""
+
+    MAY_BE_INFINITE: ClassVar = ("epsilon",)
 
     epsilon: float
     delta: float

@@ -12,7 +12,7 @@ from privet.clipping import FlatClipping
 from privet.data import Progress
 from privet.errors import InputError
 from privet.noise import NoisePlan
-from privet.privacy import Event, Gaussian, Ledger, PoissonSampled
+from privet.privacy import Claimed, Event, Gaussian, Ledger, PoissonSampled
 from privet.privacy.events import GroupedL2, IsotropicL2, PureEpsilon
 
 FEWER = 10
@@ -31,8 +31,13 @@ def recorded(
 ) -> tuple[Audit, ...]:
     """Audit the mechanism that a run used, by the code that trains: its step, and a whole training of such steps.
 
-    The records of the run take no part. The whole training is audited where its noise is Gaussian.
+    The records of the run take no part. The whole training is audited where its noise is Gaussian. Where a ledger holds what is
+    only claimed, what the run did is not what the ledger says, and auditing the latter would clear the former: refused.
     """
+    if isinstance(ledger.guarantee, Claimed):
+        raise InputError(
+            f"the ledger holds what is {ledger.guarantee}: the code that trains by a proof would be audited in its stead."
+        )
     rate, noise, count = _step(ledger)
     settings: dict[str, Any] = {
         "rate": rate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from privet.audit.claim import Claim
 from privet.errors import InputError
@@ -27,6 +27,8 @@ class Audit:
         evidence: what was drawn, in words.
         setting: the records and what the attacker sees, in words; empty where the name says it.
     """
+
+    MAY_BE_INFINITE: ClassVar = ("lower_bound", "ceiling")
 
     name: str
     claim: Claim
@@ -66,15 +68,20 @@ class Audit:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, which has no infinity: there it is null."""
+        """Plain data for JSON, which has no infinity: there it is null, and named under "infinite"."""
+        numbers = {
+            "claimed_epsilon": self.claim.epsilon,
+            "lower_bound": self.lower_bound,
+            "ceiling": self.ceiling,
+        }
+        infinite = [name for name, value in numbers.items() if math.isinf(value)]
         return {
             "mechanism": self.name,
             "setting": self.setting,
-            "claimed_epsilon": _finite(self.claim.epsilon),
+            **{name: None if name in infinite else value for name, value in numbers.items()},
+            **({"infinite": infinite} if infinite else {}),
             "delta": self.delta,
             "claim": self.claim.statement,
-            "lower_bound": _finite(self.lower_bound),
-            "ceiling": _finite(self.ceiling),
             "confidence": self.confidence,
             "method": self.method,
             "evidence": self.evidence,
@@ -100,10 +107,6 @@ def round_down(epsilon: float) -> str:
         return f"{epsilon:g}"
     digits = 2 - math.floor(math.log10(epsilon))
     return f"{math.floor(epsilon * 10**digits * (1 + 1e-12)) / 10**digits:.3g}"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _number(value: float | None) -> float:

@@ -51,7 +51,7 @@ class Signal(StrEnum):
 NAMES = {Signal.loss: "Loss threshold", Signal.confidence: "Confidence threshold (the attacker has no labels)"}
 
 
-@app.command("attack", epilog="Example:  privet attack runs/demo --attack lira --shadows 16")
+@app.command("attack", epilog="Example:  privet attack runs/a --attack lira --shadows 16")
 def attack(
     run: RunFolder,
     kind: Annotated[

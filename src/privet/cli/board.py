@@ -1,4 +1,4 @@
-"""Methods while they run, as a live table on a terminal and as a line for each that ends in a log; and the table at the end."""
+"""Methods while they run: a live table on a terminal, in a log a line now and then; and the table at the end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from privet.cli.progress import SECONDS_BETWEEN_LINES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,12 +44,17 @@ def _standing(lanes: Sequence[Lane], delta: float) -> Table:
         step = lane.standing
         done, total = step.get("step") or 0, step.get("steps") or 0
         bar = ProgressBar(total=total or 1, completed=total or 1 if lane.row else done, width=20)
-        what = lane.state if lane.row or lane.state == "waiting" else step.get("what", "Training")
+        what = lane.state if lane.row or lane.state == "waiting" else _work(lane)
         accuracy = f"{100 * step['accuracy']:.1f} %" if "accuracy" in step else ""
         epsilon = f"{step['epsilon']:.2f}" if "epsilon" in step else ""
         claimed = "" if step.get("guarantee", "proved") == "proved" else " (claimed)"
         shown.add_row(lane.entrant.key, what, bar, accuracy, f"{epsilon}{claimed if epsilon else ''}", _left(lane))
     return shown
+
+
+def _work(lane: Lane) -> str:
+    step = lane.standing
+    return str(step.get("what", "Training" if step else "Starting"))
 
 
 def _left(lane: Lane) -> str:
@@ -59,20 +66,36 @@ def _left(lane: Lane) -> str:
 
 
 def _lines(quiet: bool) -> Show:
+    """A line for each that ends, and where the others stand every quarter of a minute."""
     told: set[str] = set()
+    last = time.monotonic()
 
     def show(lanes: Sequence[Lane]) -> None:
+        nonlocal last
+        if quiet:
+            return
         for lane in lanes:
-            if lane.row is not None and lane.entrant.key not in told and not quiet:
+            if lane.row is not None and lane.entrant.key not in told:
                 told.add(lane.entrant.key)
                 why = f": {lane.row.reason}" if lane.row.reason else ""
-                print(
-                    f"{lane.entrant.title}: {lane.row.state} in {lane.row.seconds:.0f} s{why}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _log(f"{lane.entrant.title}: {lane.row.state} in {lane.row.seconds:.0f} s{why}")
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            _log("; ".join(_stands(lane) for lane in lanes if lane.state == "running"))
 
     return show
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _stands(lane: Lane) -> str:
+    step = lane.standing
+    of = f" {step['step']}/{step['steps']}" if step.get("steps") else ""
+    left = f", {_left(lane)} left" if _left(lane) else ""
+    return f"{lane.entrant.key}: {_work(lane)}{of}{left}"
 
 
 def table(result: Result) -> None:
@@ -96,6 +119,8 @@ def table(result: Result) -> None:
     # A log has no width of its own, and the table should not be cut there.
     console = Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
     console.print(shown)
+    if (best := result.best) is not None:
+        console.print(f"The most accurate whose statement holds: {best.row.title}, with {best.spent}", soft_wrap=True)
     if result.together is not None:
         console.print(f"To choose among them costs what all of them cost together: {result.together}", soft_wrap=True)
 

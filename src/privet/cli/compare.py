@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from privet.errors import InputError, PrivetError
 
 if TYPE_CHECKING:
     from privet.compare import Entrant, Job
+    from privet.compare.result import Result
     from privet.data import Dataset
 
 
@@ -78,34 +80,53 @@ def compare(
     them to choose one costs what all of them cost together: the page says how much.
     """
     check_budget(epsilon, delta)
-    from privet.compare import Job, finish, race
-    from privet.compare.page import write_comparison
+    from privet.compare import Job
 
     command = ("privet", *sys.argv[1:])
     job = Job(data, epsilon, delta, (), minutes, seed, recipe or "", str(schema) if schema else "", public, command)
     with fetching() as progress:
         dataset = job.records(progress)
     entrants, left_out = _entrants(methods, dataset, public)
-    job = _named(job, entrants)
+    job = replace(job, methods=tuple(entrant.key for entrant in entrants))
     job.keep(out)
+    result = run(job, dataset, out, entrants, left_out, at_once=at_once, quiet=as_json)
+    say(result, out, as_json)
+
+
+def run(
+    job: Job,
+    dataset: Dataset,
+    out: Path,
+    entrants: list[Entrant],
+    left_out: dict[str, str],
+    *,
+    at_once: int | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Run the methods of the job that `out` keeps, showing where each stands; leaves the page and `compare.json` there."""
+    from privet.compare import finish, race
+    from privet.compare.page import write_comparison
+
     _prepare(job, dataset)
-    with board(delta, quiet=as_json) as show:
+    with board(job.delta, quiet=quiet) as show:
         rows = race(entrants, out, at_once=at_once, on_change=show)
     result = finish(job, out, rows, left_out, dataset.fingerprint)
-    page = write_comparison(result, out)
+    write_comparison(result, out)
+    return result
+
+
+def say(result: Result, out: Path, as_json: bool) -> None:
+    """What came out, for a terminal or for a program; an error where nothing did."""
+    from privet.compare.page import FILE
+
+    page = out / FILE
     if as_json:
-        typer.echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, default=str))
+        typer.echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, allow_nan=False))
     else:
         table(result)
         typer.echo(f"The page: {page}")
-    if not any(row.state == "done" for row in rows):
+    if not any(outcome.record is not None for outcome in result.outcomes):
         raise PrivetError(f"No method came to its end: the reasons are in {page} and in the .log files beside it.")
-
-
-def _named(job: Job, entrants: list[Entrant]) -> Job:
-    from dataclasses import replace
-
-    return replace(job, methods=tuple(entrant.key for entrant in entrants))
 
 
 def _entrants(methods: list[str] | None, dataset: Dataset, public: str) -> tuple[list[Entrant], dict[str, str]]:

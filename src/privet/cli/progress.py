@@ -99,7 +99,8 @@ def _lines(delta: float) -> Stepped:
 
 
 def _standing(step: Mapping[str, Any], delta: float) -> str:
-    if "loss" not in step:
-        return ""
-    claimed = "" if str(step.get("guarantee", "proved")) == "proved" else f" ({step['guarantee']})"
-    return f"loss {step['loss']:.3f}, epsilon {step['epsilon']:.3f} at delta {delta:g}{claimed}"
+    said = [f"loss {step['loss']:.3f}"] if "loss" in step else []
+    if "epsilon" in step:
+        claimed = "" if str(step.get("guarantee", "proved")) == "proved" else f" ({step['guarantee']})"
+        said.append(f"epsilon {step['epsilon']:.3f} at delta {delta:g}{claimed}")
+    return ", ".join(said)

@@ -13,10 +13,10 @@ from privet.cli.program import AsJson, app
 
 JOB = "job.json"
 """Tells the folder of a comparison from that of a run."""
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/demo.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/a.")]
 
 
-@app.command("report", epilog="Example:  privet report runs/demo --licence apache-2.0")
+@app.command("report", epilog="Example:  privet report runs/a --licence apache-2.0")
 def report(
     run: RunFolder,
     intended_use: Annotated[str | None, typer.Option(help="For the card: what the release is for.")] = None,
@@ -57,14 +57,10 @@ def report(
 
 
 def _comparison(out: Path, as_json: bool) -> None:
-    from privet.cli.board import table
+    from privet.cli.compare import say
     from privet.compare.page import write_comparison
     from privet.compare.result import read_result
 
     result = read_result(out)
-    page = write_comparison(result, out)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, default=str))
-        return
-    table(result)
-    typer.echo(f"The page: {page}")
+    write_comparison(result, out)
+    say(result, out, as_json)

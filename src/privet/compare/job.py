@@ -18,6 +18,23 @@ FILE = "job.json"
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Of the methods that have sizes of their own; smaller ones make a comparison shorter.
+
+    Attributes:
+        examples: artificial ones at most.
+        student_epochs: of a student of artificial data.
+        residual_epochs: of residual perturbation; 0 means those of its schedule.
+        residual_shrink: images are averaged over squares of so many pixels a side for its network.
+    """
+
+    examples: int = 30_000
+    student_epochs: int = 20
+    residual_epochs: int = 0
+    residual_shrink: int = 1
+
+
+@dataclass(frozen=True)
 class Job:
     """The same for every method.
 
@@ -30,6 +47,8 @@ class Job:
         public: public records without labels, for the methods that learn from some: how many of the test records, or
             another data set by name; empty where there are none.
         recipe: of the methods that train a classifier; empty for the one that fits the records.
+        sizes: of other methods.
+        note: on the records, for every page.
     """
 
     source: str
@@ -42,6 +61,8 @@ class Job:
     schema: str = ""
     public: str = ""
     command: tuple[str, ...] = ()
+    sizes: Sizes = Sizes()
+    note: str = ""
 
     def records(self, progress: Progress | None = None) -> Dataset:
         """Training and test records, the same for every method."""

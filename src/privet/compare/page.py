@@ -14,11 +14,11 @@ from privet.privacy.spent import round_up
 from privet.report import figures
 from privet.report.page import environment
 
-FILE = "compare.html"
+FILE = "report.html"
 
 
 def write_comparison(result: Result, out: Path) -> Path:
-    """Write `compare.html`, whole or not at all; made again, it has the same bytes."""
+    """Write `report.html`, whole or not at all; made again, it has the same bytes."""
     return write_whole(out / FILE, render_comparison(result).encode(), mode=0o644)
 
 
@@ -32,7 +32,7 @@ def render_comparison(result: Result) -> str:
         done=done,
         others=[outcome for outcome in result.outcomes if outcome.record is None],
         record=done[0].record if done else None,
-        best=best(done),
+        best=result.best,
         epsilon=round_up(result.job.epsilon),
         together=str(result.together) if result.together is not None else "",
         figure=Markup(figures.accuracies([_drawn(outcome) for outcome in done])) if done else "",
@@ -42,20 +42,12 @@ def render_comparison(result: Result) -> str:
     )
 
 
-def best(done: list[Outcome]) -> Outcome | None:
-    """The most accurate of those whose statement holds."""
-    sound = [outcome for outcome in done if outcome.standing and outcome.standing.kind in ("proved", "assumed")]
-    return max(sound, key=lambda outcome: outcome.record.test_accuracy if outcome.record else 0.0, default=None)
-
-
 def _resolved(outcome: Outcome) -> bool:
     attack = outcome.record.attack if outcome.record else None
     return attack is not None and attack.resolves(attack.rates[0])
 
 
 def _drawn(outcome: Outcome) -> figures.Measured:
-    record, interval, standing = outcome.record, outcome.interval, outcome.standing
-    assert record is not None and interval is not None and standing is not None
-    return figures.Measured(
-        outcome.row.title, record.test_accuracy, interval.low, interval.high, standing.kind in ("proved", "assumed")
-    )
+    record, interval = outcome.record, outcome.interval
+    assert record is not None and interval is not None
+    return figures.Measured(outcome.row.title, record.test_accuracy, interval.low, interval.high, outcome.holds)

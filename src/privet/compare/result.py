@@ -39,6 +39,11 @@ class Outcome:
         return standing(self.spent) if self.spent is not None else None
 
     @property
+    def holds(self) -> bool:
+        """Whether its statement is more than a claim."""
+        return self.standing is not None and self.standing.kind in ("proved", "assumed")
+
+    @property
     def interval(self) -> Interval | None:
         return accuracy_interval(self.record) if self.record is not None else None
 
@@ -74,6 +79,12 @@ class Result:
     together: Spent | None
     """What all runs cost as a whole: whoever chooses among them spends this."""
 
+    @property
+    def best(self) -> Outcome | None:
+        """The most accurate of those whose statement holds."""
+        sound = [outcome for outcome in self.outcomes if outcome.holds]
+        return max(sound, key=lambda outcome: outcome.record.test_accuracy if outcome.record else 0.0, default=None)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "job": dataclasses.asdict(self.job),
@@ -91,7 +102,7 @@ def finish(job: Job, out: Path, rows: Sequence[Row], left_out: Mapping[str, str]
             _count(out / row.method, distinct([*before, *all_runs]))
     rows = [*rows, *(Row(key, key, "left out", reason) for key, reason in left_out.items())]
     result = Result(job, tuple(_outcome(row, out) for row in rows), _together(rows, out))
-    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, default=str)
+    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(out / FILE, f"{text}\n".encode(), mode=0o644)
     return result
 

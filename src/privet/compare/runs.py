@@ -13,7 +13,6 @@ from privet.recipes.residual_run import run_residual
 from privet.report import RunRecord
 from privet.training.standing import OnStep
 
-MOST_EXAMPLES = 30_000
 GAMMA = 0.5
 """Of residual perturbation: its paper's choices lie between 0.3 and 0.75."""
 
@@ -54,7 +53,7 @@ def by_artificial_data(
     order = Order(
         classes=len(dataset.classes),
         records=len(dataset.train),
-        size=min(len(dataset.train), MOST_EXAMPLES),
+        size=min(len(dataset.train), job.sizes.examples),
         epsilon=job.epsilon,
         delta=job.delta,
         seed=job.seed,
@@ -68,6 +67,7 @@ def by_artificial_data(
         out,
         command=job.command,
         students=synthesis.default_students(dataset)[:1],
+        epochs=job.sizes.student_epochs,
         source=job.source,
         schema=schema,
         schema_path=job.schema,
@@ -104,7 +104,8 @@ def by_residual_perturbation(job: Job, dataset: Dataset, out: Path, on_step: OnS
         out,
         ResidualPerturbation(GAMMA),
         members=1,
-        epochs=None,
+        epochs=job.sizes.residual_epochs or None,
+        shrink=job.sizes.residual_shrink,
         delta=job.delta,
         seed=job.seed,
         command=job.command,

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,16 @@ def _run(job: Job, entrant: Entrant, folder: Path) -> str:
         # What is reported first is what the clock may end.
         entrant.run(job, job.records(), folder, clock.watching(_Throttled()))
     record = RunRecord.read(folder)
+    if job.note and not record.data.note:
+        record = replace(record, data=replace(record.data, note=job.note))
+        record.write(folder)
+        renew(folder)
     if not record.audits:
         _audit(record, folder)
     return clock.said
 
 
 def _audit(record: RunRecord, folder: Path) -> None:
-    from dataclasses import replace
-
     from privet.audit import recorded
     from privet.errors import InputError
 

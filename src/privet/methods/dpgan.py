@@ -31,10 +31,10 @@ from privet.methods.synthetic import OnStep, Order, Synthetic
 from privet.models.conditional import private_discriminator
 from privet.models.dcgan import Generator
 from privet.models.dense_gan import DenseGenerator
-from privet.noise import NoisePlan
 from privet.privacy import Budget, Gaussian, Ledger, Relation
 from privet.randomness import Randomness
-from privet.training import Average, make_private
+from privet.training import Average, BudgetExhausted, Private, make_private
+from privet.training.standing import Standing
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ class Dpgan:
         with game_randomness(order.seed):
             judge = private_discriminator(shape, order.classes, self.width, convolutional=self.convolutional)
             maker = self.generator(shape, order.classes)
-            noise = self.train(judge, maker, records, order, frequencies, ledger, on_step)
+            done = self.train(judge, maker, records, order, frequencies, ledger, on_step)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
         lot = self._lot(len(records))
         settings = {
-            "Discriminator": f"{self.steps:,} steps of DP-SGD in lots of {lot:,}, gradients clipped to {self.clip:g}",
-            "Noise": f"{noise.describe()}, on the sum of a lot",
+            "Discriminator": f"{done.steps_done:,} steps of DP-SGD in lots of {lot:,}, gradients clipped to {self.clip:g}",
+            "Noise": f"{done.plan.noise.describe()}, on the sum of a lot",
             "Generator": f"a step for every {self.turns} of the discriminator; its parameters averaged",
             "Learning rates": f"Adam, {self.discriminator_rate:g} and {self.generator_rate:g}",
             "Labels": "part of the record; frequencies from a noisy count" if order.labels == "protected" else "public",
@@ -115,8 +115,8 @@ class Dpgan:
         frequencies: Tensor,
         ledger: Ledger,
         on_step: OnStep | None = None,
-    ) -> NoisePlan:
-        """Train both; returns the noise of the discriminator's steps."""
+    ) -> Private:
+        """Train both; returns the discriminator's private training. `on_step` may end it with `BudgetExhausted`."""
         learn_judge = torch.optim.Adam(judge.parameters(), lr=self.discriminator_rate, betas=(0.5, 0.999))
         learn_maker = torch.optim.Adam(maker.parameters(), lr=self.generator_rate, betas=(0.5, 0.999))
         average = Average(maker, self.averaging)
@@ -137,24 +137,31 @@ class Dpgan:
             labels = draw_labels(frequencies, self.made)
             return maker(torch.randn(self.made, self.latent), labels), labels
 
+        standing = Standing(private)
         with closing(private), _Twin(judge, self.clip) as twin:
-            for inputs, labels in private.batches():
-                learn_judge.zero_grad()
-                called_real(judge(inputs * 2 - 1, labels)).backward()
-                with private.public(), torch.no_grad():
-                    for parameter, gradient in zip(judge.parameters(), twin.gradients(*made()), strict=True):
-                        parameter.grad = gradient
-                learn_judge.step()
-                if private.steps_done % self.turns == 0:
-                    with private.paused():
-                        learn_maker.zero_grad()
-                        called_real(judge(*made())).backward()
-                        learn_maker.step()
-                        average.update()
-                if on_step is not None:
-                    on_step({"what": "Training the GAN", "step": private.steps_done, "steps": self.steps})
+            try:
+                for inputs, labels in private.batches():
+                    learn_judge.zero_grad()
+                    loss = called_real(judge(inputs * 2 - 1, labels))
+                    loss.backward()
+                    with private.public(), torch.no_grad():
+                        for parameter, gradient in zip(judge.parameters(), twin.gradients(*made()), strict=True):
+                            parameter.grad = gradient
+                    learn_judge.step()
+                    if private.steps_done % self.turns == 0:
+                        with private.paused():
+                            learn_maker.zero_grad()
+                            called_real(judge(*made())).backward()
+                            learn_maker.step()
+                            average.update()
+                    if on_step is not None:
+                        on_step({"what": "Training the GAN", "loss": float(loss.detach()), **standing()})
+            except BudgetExhausted:
+                # The generator is what was trained until here.
+                if private.steps_done == 0:
+                    raise
         average.keep()
-        return private.plan.noise
+        return private
 
     def _lot(self, records: int) -> int:
         """At most a fifth of the records: beyond that, sampling amplifies little."""

@@ -29,6 +29,7 @@ from privet.models.dcgan import Discriminator, Generator, discriminator
 from privet.noise.layer import NoiseLayer
 from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, Relation, steps_of
 from privet.randomness import Randomness
+from privet.training import BudgetExhausted
 
 CLAIM = Claimed(
     "the noise-layer GAN's theorem 2",
@@ -87,13 +88,14 @@ class PublishedNoiseLayerGan:
             layer = NoiseLayer(self.bound, sigma, randomness.noise)
             judge = discriminator(layer, convolutions=self.convolutions, **shape)
             maker = Generator(latent=self.latent, **shape)
-            self.train(judge, maker, records, ledger, on_step)
+            done = self.train(judge, maker, records, ledger, on_step)
             frequencies = torch.bincount(records.labels, minlength=order.classes).float()
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
         settings = {
             "Noise": f"N(0, ({sigma:.4g} C)^2) on the third convolution's output, clipped to C = {self.bound:g}",
-            "Training": f"{self.epochs:g} epochs in batches of {self.batch_size}; Adam, learning rate {self.learning_rate:g}",
+            "Training": f"{done:,} batches of {self.batch_size}, about {done * self.batch_size / len(records):.3g} epochs",
+            "Learning rate": f"Adam, {self.learning_rate:g}",
             "Networks": f"DCGAN, {self.convolutions} convolutions of width {self.width} against five transposed ones",
         }
         return Synthetic(inputs, labels, None, ledger, settings, accountant="moments", place="embedding layer")
@@ -105,8 +107,11 @@ class PublishedNoiseLayerGan:
         records: Split,
         ledger: Ledger,
         on_step: OnStep | None = None,
-    ) -> None:
-        """Train both networks by turns, a step each; the claimed events of an epoch are recorded before it."""
+    ) -> int:
+        """Train both networks by turns, a step each, and give the number of steps.
+
+        The claimed events of an epoch are recorded before it. `on_step` may end the training with `BudgetExhausted`.
+        """
         noise = check_restrictions(judge)
         optimizers = [
             torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.999)) for each in (judge, maker)
@@ -114,15 +119,20 @@ class PublishedNoiseLayerGan:
         event = self.step_event(len(records), noise.noise_multiplier)
         steps, done = steps_of(len(records), self.batch_size, self.epochs), 0
         frequencies = torch.bincount(records.labels, minlength=maker.classes).float()
-        while done < steps:
-            batches = torch.randperm(len(records)).split(self.batch_size)[: steps - done]
-            ledger.record(event, len(batches))
-            for indices in batches:
-                inputs, labels = records.batch(indices)
-                _turn(judge, maker, optimizers, inputs * 2 - 1, labels, draw_labels(frequencies, len(labels)))
-                done += 1
-                if on_step is not None:
-                    on_step({"what": "Training the GAN", "step": done, "steps": steps})
+        try:
+            while done < steps:
+                batches = torch.randperm(len(records)).split(self.batch_size)[: steps - done]
+                ledger.record(event, len(batches))
+                for indices in batches:
+                    inputs, labels = records.batch(indices)
+                    made_labels = draw_labels(frequencies, len(labels))
+                    loss = _turn(judge, maker, optimizers, inputs * 2 - 1, labels, made_labels)
+                    done += 1
+                    if on_step is not None:
+                        on_step({"what": "Training the GAN", "step": done, "steps": steps, "loss": loss})
+        except BudgetExhausted:
+            pass  # the generator is what was trained until here
+        return done
 
 
 def _turn(
@@ -132,8 +142,8 @@ def _turn(
     inputs: Tensor,
     labels: Tensor,
     made_labels: Tensor,
-) -> None:
-    """One step of the discriminator and one of the generator."""
+) -> float:
+    """One step of the discriminator, whose loss it gives, and one of the generator."""
     made = maker(torch.randn(len(labels), maker.latent), made_labels)
     optimizers[0].zero_grad()
     loss = called_real(judge(inputs, labels)) + called_made(judge(made.detach(), made_labels))
@@ -142,6 +152,7 @@ def _turn(
     optimizers[1].zero_grad()
     called_real(judge(made, made_labels)).backward()
     optimizers[1].step()
+    return float(loss.detach())
 
 
 _RANDOMISED = (nn.modules.dropout._DropoutNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RReLU)

@@ -21,6 +21,7 @@ from privet.methods.dpsgd import OnStep, accuracy
 from privet.methods.perturbation import AppliedPerturbation, ResidualPerturbation
 from privet.privacy import Event, Ledger, Relation
 from privet.randomness import Randomness, Source
+from privet.training import BudgetExhausted
 
 UNIT = "record (its label is public)"
 REGULARISER = ResidualPerturbation(0.5)
@@ -102,7 +103,7 @@ def train(
         delta: of the statement.
         test: records on which the accuracy is measured after the last epoch.
         blocks: names of the residual blocks, as in `ResidualPerturbation.apply`.
-        on_step: called after each step, as `privet.methods.dpsgd.train` does.
+        on_step: called after each step, as `privet.methods.dpsgd.train` does; it may end the training with `BudgetExhausted`.
         ledger: where the epochs are recorded; it must be for replacing a record.
         seed: makes the order and the noise repeatable, for experiments; a model that is released has none.
     """
@@ -120,30 +121,33 @@ def train(
         weight_decay=schedule.weight_decay,
     )
     per_epoch = math.ceil(len(records) / schedule.batch_size)
-    steps, history = schedule.epochs * per_epoch, []
+    steps, done, history = schedule.epochs * per_epoch, 0, list[dict[str, Any]]()
     model.train()
-    for epoch in range(schedule.epochs):
-        ledger.record(event)
-        epsilon = ledger.spent(delta).epsilon
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(epoch)
-        total = 0.0
-        order = _permutation(len(records), randomness.sampling)
-        for number, chosen in enumerate(order.split(schedule.batch_size), 1):
-            inputs, labels = records.batch(chosen)
-            optimizer.zero_grad()
-            value = loss(model(_as_the_weights(inputs, model)), labels)
-            value.backward()
-            optimizer.step()
-            total += float(value.detach()) * len(chosen)
-            if on_step is not None:
-                standing = {"epsilon": epsilon, "delta": delta, "guarantee": str(event.guarantee)}
-                on_step({"step": epoch * per_epoch + number, "steps": steps, "loss": float(value.detach()), **standing})
-        history.append({"step": (epoch + 1) * per_epoch, "loss": total / len(records), "epsilon": epsilon})
+    try:
+        for epoch in range(schedule.epochs):
+            ledger.record(event)
+            epsilon = ledger.spent(delta).epsilon
+            standing = {"epsilon": epsilon, "delta": delta, "guarantee": str(event.guarantee)}
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.rate(epoch)
+            history.append({"epsilon": epsilon})
+            total, seen = 0.0, 0
+            for chosen in _permutation(len(records), randomness.sampling).split(schedule.batch_size):
+                inputs, labels = records.batch(chosen)
+                optimizer.zero_grad()
+                value = loss(model(_as_the_weights(inputs, model)), labels)
+                value.backward()
+                optimizer.step()
+                done, seen, total = done + 1, seen + len(chosen), total + float(value.detach()) * len(chosen)
+                history[-1] |= {"step": done, "loss": total / seen}
+                if on_step is not None:
+                    on_step({"step": done, "steps": steps, "loss": float(value.detach()), **standing})
+    except BudgetExhausted:
+        pass  # the whole of the epoch is in the ledger: what was trained until here is the model
     if test is not None:
         history[-1]["accuracy"] = accuracy(model, test)
     model.eval()
-    return Perturbed(model, applied, ledger, steps, history)
+    return Perturbed(model, applied, ledger, done, history)
 
 
 def train_by_dpsgd(

@@ -13,7 +13,7 @@ from privet.methods.adversarial import called_made, called_real, draw_labels
 from privet.methods.noisy_rows import NoisyRows
 from privet.methods.synthetic import OnStep
 from privet.models.dense_gan import DenseGenerator, SpanGenerator, dense_discriminator
-from privet.training import Average
+from privet.training import Average, BudgetExhausted
 
 Maker = DenseGenerator | SpanGenerator
 
@@ -54,27 +54,32 @@ class RowGame:
     def play(self, maker: Maker, released: Tensor, steps: int, on_step: OnStep | None = None) -> Tensor:
         """Train `maker` for so many steps, on rows drawn from all that were released; returns the frequencies of the classes.
 
-        A row may come again, since it was paid for once.
+        A row may come again, since it was paid for once. `on_step` may end the game with `BudgetExhausted`.
         """
         judge, frequencies = dense_discriminator(released.shape[1], self.width), self.frequencies(released)
         optimizers = [
             torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.99)) for each in (judge, maker)
         ]
         average = Average(maker, self.averaging)
-        for step in range(1, steps + 1):
-            rows = released[torch.randint(len(released), (self.rows,))]
-            labels = draw_labels(frequencies, self.rows)
-            examples = (maker(torch.randn(self.rows, maker.latent), labels) + 1) / 2
-            made = self.plan.imitate(self.layout.rows(examples, labels))
-            optimizers[0].zero_grad()
-            (called_real(judge(rows)) + called_made(judge(made.detach()))).backward()
-            optimizers[0].step()
-            optimizers[1].zero_grad()
-            called_real(judge(made)).backward()
-            optimizers[1].step()
-            average.update()
-            if on_step is not None:
-                on_step({"what": "Training the GAN", "step": step, "steps": steps})
+        try:
+            for step in range(1, steps + 1):
+                rows = released[torch.randint(len(released), (self.rows,))]
+                labels = draw_labels(frequencies, self.rows)
+                examples = (maker(torch.randn(self.rows, maker.latent), labels) + 1) / 2
+                made = self.plan.imitate(self.layout.rows(examples, labels))
+                optimizers[0].zero_grad()
+                loss = called_real(judge(rows)) + called_made(judge(made.detach()))
+                loss.backward()
+                optimizers[0].step()
+                optimizers[1].zero_grad()
+                called_real(judge(made)).backward()
+                optimizers[1].step()
+                average.update()
+                if on_step is not None:
+                    seen = {"step": step, "steps": steps, "loss": float(loss.detach())}
+                    on_step({"what": "Training the GAN", **seen})
+        except BudgetExhausted:
+            pass  # the generator is what was trained until here
         average.keep()
         return frequencies
 

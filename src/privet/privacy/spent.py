@@ -39,8 +39,11 @@ class Spent:
         return f"epsilon = {round_up(self.epsilon)} at delta = {self.delta:g} ({'; '.join(said)})"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, which has no infinity: there it is null, and named under "infinite"."""
+        infinite = math.isinf(self.epsilon)
         return {
-            "epsilon": self.epsilon,
+            "epsilon": None if infinite else self.epsilon,
+            **({"infinite": ["epsilon"]} if infinite else {}),
             "delta": self.delta,
             "relation": self.relation.value,
             "unit": self.unit,

@@ -61,6 +61,7 @@ def run_residual(
     *,
     members: int,
     epochs: int | None,
+    shrink: int = 1,
     delta: float,
     seed: int | None,
     command: Sequence[str],
@@ -81,11 +82,12 @@ def run_residual(
         "classes": len(dataset.classes),
         "depth": chosen.depth,
         "members": members,
+        **({"shrink": shrink} if shrink > 1 else {}),
     }
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        model = resnet(dataset.shape[0], len(dataset.classes), chosen.depth, members)
+        model = resnet(dataset.shape[0], len(dataset.classes), chosen.depth, members, shrink=shrink)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(out / "ledger.jsonl", relation=Relation.REPLACE_ONE, unit=UNIT)
@@ -110,7 +112,7 @@ def run_residual(
             weights=save_weights(model, out),
             perturbation=perturbation,
         ),
-        settings=_settings(chosen, schedule, perturbation, members),
+        settings=_settings(chosen, schedule, perturbation, members, shrink) | {"Steps": f"{done.steps:,}"},
         history=_epochs(done),
         test_accuracy=fraction_right(outside, dataset.test.labels),
         training_accuracy=fraction_right(inside, dataset.train.labels),
@@ -130,16 +132,17 @@ def _shortened(schedule: Schedule, epochs: int) -> Schedule:
 
 
 def _settings(
-    chosen: Comparison, schedule: Schedule, perturbation: ResidualPerturbation, members: int
+    chosen: Comparison, schedule: Schedule, perturbation: ResidualPerturbation, members: int, shrink: int
 ) -> dict[str, str]:
     noise = f"strategy {perturbation.strategy}, gamma {perturbation.gamma:g} in every residual block, at test too"
     if perturbation.radius is not None:
         noise += f"; pi {perturbation.pi:g} on inputs of norm at most {perturbation.radius:g}"
+    averaged = f", on images averaged over squares of {shrink}x{shrink} pixels" if shrink > 1 else ""
     falls = f", divided by {schedule.division:g} after epochs {', '.join(map(str, schedule.milestones))}"
     rate = f"learning rate {schedule.learning_rate:g}{falls if schedule.milestones else ''}"
     return {
         "Recipe": f"{chosen.name}: {chosen.title}",
-        "Network": f"{f'an ensemble of {members} ' if members > 1 else ''}ResNet{chosen.depth} with batch norm",
+        "Network": f"{f'an ensemble of {members} ' if members > 1 else ''}ResNet{chosen.depth} with batch norm{averaged}",
         "Noise": noise,
         "Epochs": f"{schedule.epochs}, in shuffled batches of {schedule.batch_size}",
         "Optimizer": f"SGD, {rate}, momentum {schedule.momentum:g}",

@@ -87,10 +87,7 @@ def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
 
 
 def _privacy(record: RunRecord, spent: Spent) -> dict[str, Any]:
-    facts = spent.to_dict()
-    if spent.epsilon == float("inf"):
-        facts["epsilon"] = None  # JSON has no infinity
-    return facts | {
+    return spent.to_dict() | {
         "statement": str(spent),
         "opening": statement.opening(record, spent),
         "meaning": statement.meaning(record, spent),

@@ -1,4 +1,8 @@
-"""From plain data (what JSON holds) to frozen dataclasses, naming the first field that does not fit."""
+"""Frozen dataclasses as plain data (what JSON holds) and back, naming the first field that does not fit.
+
+JSON has no infinity: an infinite number is null there, and the object names it under "infinite". Only the fields that a class
+lists in its `MAY_BE_INFINITE` may be.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,27 @@ import types
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+INFINITE = "infinite"
 
 
 class MisfitError(ValueError):
     """Plain data that does not fit its type; the message names the field."""
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass, and what is in it, as JSON takes it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        infinite = [name for name in _may_be_infinite(type(value)) if held[name] == math.inf]
+        plain = {name: None if name in infinite else to_plain(item) for name, item in held.items()}
+        return plain | ({INFINITE: infinite} if infinite else {})
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _may_be_infinite(cls: type) -> tuple[str, ...]:
+    return getattr(cls, "MAY_BE_INFINITE", ())
 
 
 def build(cls: type[T], plain: Any, where: str = "") -> T:
@@ -19,14 +40,18 @@ def build(cls: type[T], plain: Any, where: str = "") -> T:
     if not isinstance(plain, dict):
         raise MisfitError(f"{where or 'the record'} is {_kind(plain)} and should be an object")
     hints = get_type_hints(cls)
-    values = {}
+    values: dict[str, Any] = {}
+    infinite = [name for name in _may_be_infinite(cls) if name in plain.get(INFINITE, ()) and plain[name] is None]
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         name = f"{where}.{field.name}" if where else field.name
-        if field.name in plain:
+        if field.name in infinite:
+            values[field.name] = math.inf
+        elif field.name in plain:
             values[field.name] = _fit(hints[field.name], plain[field.name], name)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise MisfitError(f"'{name}' is missing")
-    unknown = sorted(set(plain) - {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    known = {field.name for field in dataclasses.fields(cls)} | ({INFINITE} if infinite else set())  # type: ignore[arg-type]
+    unknown = sorted(set(plain) - known)
     if unknown:
         raise MisfitError(f"'{f'{where}.' if where else ''}{unknown[0]}' is not a field of this version of the record")
     return cls(**values)

@@ -6,7 +6,6 @@ The epsilon of each epoch is there to be drawn.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.methods.perturbation import ResidualPerturbation
 from privet.privacy import Ledger, Spent, accountant_names
-from privet.report.plain import MisfitError, build
+from privet.report.plain import MisfitError, build, to_plain
 
 FILE = "record.json"
 FORMAT = 1
@@ -223,7 +222,7 @@ class RunRecord:
 
     def write(self, folder: Path) -> Path:
         """Write `record.json` whole or not at all."""
-        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(to_plain(self), indent=1, ensure_ascii=False, allow_nan=False)
         return write_whole(folder / FILE, f"{text}\n".encode(), mode=0o644)
 
     @classmethod
@@ -231,13 +230,11 @@ class RunRecord:
         """The record of a run folder; one sentence says what is wrong where there is none or it is damaged."""
         path = folder / FILE
         if not folder.is_dir():
-            raise InputError(
-                f"{folder}: there is no such folder; give the --out folder of a run, for example runs/demo."
-            )
+            raise InputError(f"{folder}: there is no such folder; give the --out folder of a run, for example runs/a.")
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise InputError(f"{path}: this folder holds no run record; give the --out folder of a run.") from None
+            raise InputError(f"{path}: this folder holds no run record; {_inside(folder)}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the run record cannot be read ({error}); run the command again.") from None
         try:
@@ -249,6 +246,11 @@ class RunRecord:
         except MisfitError as error:
             raise InputError(f"{path}: {error}; the run record is damaged, so run the command again.") from None
         return record
+
+
+def _inside(folder: Path) -> str:
+    runs = sorted(str(path.parent) for path in folder.glob(f"*/{FILE}"))
+    return f"give one of the runs in it: {', '.join(runs)}." if runs else "give the --out folder of a run."
 
 
 def _check(record: RunRecord) -> None:
