@@ -44,7 +44,12 @@ def test_the_release_holds_the_data_its_card_and_a_ledger_within_the_budget(run)
     assert (again.train.inputs.numpy() == arrays["inputs"]).all()
     spent = Ledger.open(release / "ledger.jsonl", read_only=True).spent(1e-5)
     assert 2.9 < spent.epsilon <= 3.0
-    assert str(spent) in (release / "card.md").read_text()
+    card = (release / "README.md").read_text()
+    assert str(spent) in card and "Generator: a Gaussian for each class" in card
+    assert sum(RunRecord.read(folder).synthetic.counts) == 1437
+    assert {path.name for path in release.iterdir()} == {
+        name.removeprefix("release/") for name in RunRecord.read(folder).synthetic.files
+    }
     record = RunRecord.read(folder)
     assert record.synthetic.rows == 1437
     assert (folder / record.synthetic.picture).stat().st_size > 1000
@@ -57,6 +62,29 @@ def test_the_page_can_be_made_again(run):
     assert (folder / "report.html").read_bytes() == before
 
 
+def test_labels_by_votes_are_part_of_the_budget_and_of_the_card(tmp_path):
+    out = tmp_path / "v"
+    asked = [
+        "--labels",
+        "votes",
+        "--epsilon",
+        8,
+        "--set",
+        "teachers=20",
+        "--set",
+        "components=20",
+        "--student",
+        "GaussianNB",
+    ]
+    page = privet("synthesize", "--data", "digits", "--seed", 0, "--out", out, *asked)
+    assert page.exit_code == 0, page.output
+    assert "One-shot class moments, labelled by noisy votes" in page.stdout
+    assert 7.95 < RunRecord.read(out).spent(Ledger.open(out / "ledger.jsonl", read_only=True)).epsilon <= 8
+    card = (out / "release" / "README.md").read_text()
+    assert "Labels: by vote of 20 teachers" in card and "votes" in card.split("## Every access")[1]
+    assert "Teachers of disjoint parts" in (out / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -65,6 +93,10 @@ def test_the_page_can_be_made_again(run):
         (["--set", "components"], "NAME=VALUE"),
         (["--set", "colour=3"], "has no setting 'colour'"),
         (["--set", "components=few"], "'few' is none"),
+        (["--set", "teachers=20"], "has no setting 'teachers'"),
+        (["--labels", "votes", "--set", "teachers=1"], "at least two teachers"),
+        (["--labels", "votes", "--set", "queries=2000"], "2,000 queries cannot be asked"),
+        (["--labels", "votes", "--method", "noise-layer-gan", "--as-published"], "leave out --labels votes"),
         (["--size", 3], "too few for 10 classes"),
         (["--student", "Oracle"], "There is no student 'Oracle'"),
     ],
@@ -209,5 +241,9 @@ def test_the_gans_say_what_stands_behind_their_epsilon(tmp_path, options, said):
     assert page.exit_code == 0, page.output
     stated = [line for line in page.stdout.splitlines() if "epsilon = " in line]
     assert stated and all(said in line for line in stated)
-    assert said in (out / "release" / "card.md").read_text()
+    card = (out / "release" / "README.md").read_text()
+    assert said in card
+    if "--as-published" in options:  # the claim's own accountant, which calibrated the noise, everywhere
+        assert all("epsilon = 3 " in line and "moments accountant" in line for line in stated)
+        assert "moments accountant, which calibrated the noise" in card
     assert RunRecord.read(out).place in ("embedding layer", "critic")

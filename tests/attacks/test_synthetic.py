@@ -27,11 +27,12 @@ def test_distances_are_those_of_a_double_loop():
 def test_rows_made_from_the_records_lie_closer_to_them():
     generator = torch.Generator().manual_seed(0)
     leaking = closest_records(COPIED, TRAINING, HOLDOUT, generator)
-    assert leaking.interval.low > 0.9
+    assert leaking.share > 0.9 and leaking.leaks
     assert leaking.to_training < leaking.to_holdout
-    assert "95 % interval" in str(leaking)
+    assert ", more than chance explains: dividing the same 600 records at random gives" in str(leaking)
     innocent = closest_records(INDEPENDENT, TRAINING, HOLDOUT, generator, level=0.999)
-    assert 0.5 in innocent.interval
+    assert not innocent.leaks and innocent.share in innocent.by_chance
+    assert 0.5 in innocent.by_chance
     uneven = closest_records(INDEPENDENT, TRAINING, HOLDOUT[:100], generator)
     assert uneven.records == 100
 
@@ -92,3 +93,26 @@ def test_tables_are_singled_out_and_linked_where_they_are_copies():
     linked = linkability(training, training, holdout, (["a", "b"], ["c", "d"]), attacks=100)
     assert linked.risk > 0.9
     assert "Linkability: risk" in str(linked)
+
+
+def test_chance_is_what_a_random_division_of_the_records_gives_however_the_rows_depend_on_each_other():
+    """A generator that saw neither side draws near the middle, where few records are closest to all: no alarm, but once in 20."""
+    alarms, binomial = 0, 0
+    for seed in range(60):
+        training, holdout = (sample(100, 2 * seed + side) for side in (100, 101))
+        rows = 0.2 * sample(300, 1000 + seed)
+        found = closest_records(rows, training, holdout, torch.Generator().manual_seed(seed))
+        assert found.closest < 40
+        alarms += found.share not in found.by_chance
+        binomial += abs(found.share - 0.5) > 1.96 * 0.5 / 300**0.5
+    assert alarms <= 9  # Binomial(60, .05): more with probability .001
+    assert binomial > 20  # what rows taken as independent would have said
+
+
+def test_chance_is_that_of_every_division_where_there_are_few():
+    """Three rows with a closest record each, of four: every division into two and two gives one of these rows, or two."""
+    training, holdout = torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0], [3.0]])
+    found = closest_records(torch.tensor([[0.1], [1.1], [2.1]]), training, holdout, torch.Generator().manual_seed(0))
+    assert found.share == pytest.approx(2 / 3)
+    assert (found.by_chance.low, found.by_chance.high) == pytest.approx((1 / 3, 2 / 3))
+    assert found.closest == pytest.approx(3)

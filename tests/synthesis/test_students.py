@@ -1,5 +1,7 @@
 """Students and their table: who learns from what, and that what is kept is not computed again."""
 
+import dataclasses
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -8,7 +10,10 @@ from privet.cli import app
 from privet.cli.student_tables import shown_students
 from privet.data import load
 from privet.errors import InputError
+from privet.methods.synthetic import Order
+from privet.privacy import Ledger, PublicRecords
 from privet.synthesis import table
+from privet.synthesis.public_records import VotedRecords
 from privet.synthesis.students import check_students, train_student
 
 COMPARISON = table.Comparison(
@@ -76,6 +81,20 @@ def test_a_table_over_seeds_is_kept_run_by_run(digits, tmp_path, monkeypatch):
     )
     assert "| 50.00 | 1 |" in shown[4]
     assert shown[5].startswith("| Class moments | 8 |")
+
+
+def test_public_records_with_labels_by_vote_are_not_tested_on(digits, tmp_path):
+    lines = (table.Line("pate-8", "PATE", "pate", 8.0), table.Line("votes-8", "Votes", "moments", 8.0, labels="votes"))
+    comparison = dataclasses.replace(COMPARISON, students=("GaussianNB",), lines=lines)
+    found = table.reproduce(comparison, digits, tmp_path, seeds=1, delta=1e-5)
+    assert all(7.9 < results[0].spent <= 8 and results[0].guarantee == "proved" for results in found.values())
+    voted = VotedRecords(180, 28)
+    order = Order(classes=10, size=400, epsilon=8.0, delta=1e-5, seed=0, records=len(digits.train))
+    public, labels, test = voted.label(digits, order, ledger := Ledger())
+    assert len(public) == len(labels) == len(test) == 180
+    known = {row.numpy().tobytes() for row in public}
+    assert not any(row.numpy().tobytes() in known for row in test.tensors[0])
+    assert PublicRecords(180, "180 of the test records of digits") in [event for event, _ in ledger]
 
 
 def test_some_lines_only(digits, tmp_path):

@@ -19,34 +19,47 @@ from privet.errors import InputError
 
 Array = NDArray[np.float64]
 CHUNK = 2048
+DIVISIONS = 2000
+"""So many times records are divided at random."""
 
 
 @dataclass(frozen=True)
 class ClosestRecords:
     """For how many synthetic rows the closest real record is one of the training records, and not a held-out one.
 
-    Without memorisation that share is one half: both sides have the same number of records.
+    Without memorisation that share is one half in the mean: both sides have the same number of records. It scatters about it far
+    more than the number of rows suggests, since many rows can have the same closest record.
 
     Attributes:
         share: of the synthetic rows; a tie counts one half.
-        interval: of the share (Clopper-Pearson), the rows taken as independent.
+        by_chance: what the share is where the same records are divided into two sides at random: above it, rows lie closer to
+            the training records than chance explains, if training and held-out records are of one distribution.
         to_training, to_holdout: the medians of the distances.
         rows, records: how many synthetic rows, and records on each side.
+        closest: so many records would be closest to a row each if all had equally many rows: 1 / sum of squared shares.
     """
 
     share: float
-    interval: Interval
+    by_chance: Interval
     to_training: float
     to_holdout: float
     rows: int
     records: int
+    closest: float
+
+    @property
+    def leaks(self) -> bool:
+        """Whether the share is above what chance explains."""
+        return self.share > self.by_chance.high
 
     def __str__(self) -> str:
+        low, high = 100 * self.by_chance.low, 100 * self.by_chance.high
+        verdict = "more than chance explains" if self.leaks else "no more than chance explains"
         return (
             f"{100 * self.share:.1f} % of {self.rows:,} synthetic rows lie closer to a training record than to a held-out "
-            f"one ({100 * self.interval.level:g} % interval {100 * self.interval.low:.1f} to "
-            f"{100 * self.interval.high:.1f} %; a coin has 50 %); median distance {self.to_training:.4g} against "
-            f"{self.to_holdout:.4g}"
+            f"one, {verdict}: dividing the same {2 * self.records:,} records at random gives {low:.1f} to {high:.1f} % in "
+            f"{100 * self.by_chance.level:g} % of cases, because the rows are close to about {self.closest:.0f} of them; "
+            f"median distance {self.to_training:.4g} against {self.to_holdout:.4g}"
         )
 
 
@@ -70,18 +83,27 @@ class Copies:
 def closest_records(
     synthetic: Inputs, training: Inputs, holdout: Inputs, generator: torch.Generator, level: float = 0.95
 ) -> ClosestRecords:
-    """Distance to the closest record, against a held-out baseline of the same size (the larger side is sampled)."""
+    """Distance to the closest record, against a held-out baseline of the same size (the larger side is sampled).
+
+    Formal guarantees: where training and held-out records are exchangeable and the rows are independent of which is which, the
+    share is outside `by_chance` with probability 1 - `level` (up to the number of random divisions), however the rows depend
+    on each other: it is a permutation test.
+    """
     rows, inside, outside = (_rows(part) for part in (synthetic, training, holdout))
     size = min(len(inside), len(outside))
     inside, outside = (side[torch.randperm(len(side), generator=generator)[:size]] for side in (inside, outside))
-    near, far = nearest(rows, inside), nearest(rows, outside)
-    wins = float((near < far).sum() + 0.5 * (near == far).sum())
+    (near, inner), (far, outer) = _closest(rows, inside), _closest(rows, outside)
+    won = (near < far).double() + 0.5 * (near == far).double()
+    # How much of the rows has each record, of both sides, for its closest.
+    weights = torch.cat([torch.bincount(place, part, size) for place, part in ((inner, won), (outer, 1 - won))]) / len(
+        rows
+    )
+    divided = [weights[torch.randperm(2 * size, generator=generator)[:size]].sum() for _ in range(DIVISIONS)]
     tail = (1 - level) / 2
-    low = float(stats.beta.ppf(tail, wins, len(rows) - wins + 1)) if wins > 0 else 0.0
-    high = float(stats.beta.ppf(1 - tail, wins + 1, len(rows) - wins)) if wins < len(rows) else 1.0
-    interval = Interval(low, high, level, "Clopper-Pearson")
+    low, high = torch.stack(divided).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     medians = float(near.median()), float(far.median())
-    return ClosestRecords(wins / len(rows), interval, *medians, len(rows), size)
+    by_chance = Interval(low, high, level, "random divisions")
+    return ClosestRecords(float(won.mean()), by_chance, *medians, len(rows), size, 1 / float(weights.square().sum()))
 
 
 def distance_attack(synthetic: Inputs, members: Inputs, non_members: Inputs) -> Roc:
@@ -128,14 +150,24 @@ def exact_copies(synthetic: Inputs, training: Inputs, holdout: Inputs, tolerance
 
 def nearest(rows: Tensor, others: Tensor) -> Tensor:
     """The Euclidean distance of each row to the closest of the others."""
-    parts = []
+    return _closest(rows, others)[0]
+
+
+def _closest(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """The Euclidean distance of each row to the closest of the others, and which one it is: the first of several."""
+    distances, places = [], []
     for chunk in rows.split(CHUNK):
         best = torch.full((len(chunk),), float("inf"), dtype=rows.dtype)
-        for some in others.split(CHUNK):
+        where = torch.zeros(len(chunk), dtype=torch.int64)
+        for start in range(0, len(others), CHUNK):
+            some = others[start : start + CHUNK]
             # The exact differences: squares and products would round the distance of a copy to something above zero.
-            best = torch.minimum(best, torch.cdist(chunk, some, compute_mode="donot_use_mm_for_euclid_dist").amin(1))
-        parts.append(best)
-    return torch.cat(parts)
+            found, place = torch.cdist(chunk, some, compute_mode="donot_use_mm_for_euclid_dist").min(1)
+            where = torch.where(found < best, place + start, where)
+            best = torch.minimum(best, found)
+        distances.append(best)
+        places.append(where)
+    return torch.cat(distances), torch.cat(places)
 
 
 def _rows(inputs: Inputs) -> Tensor:

@@ -43,7 +43,7 @@ def report(
         record.write(run)
     page = renew(run)
     ledger = record.open_ledger(run)
-    spent, calibrated = ledger.spent(record.delta), record.calibrated(ledger)
+    spent, calibrated = record.spent(ledger), record.calibrated(ledger)
     if as_json:
         other = {"calibrated": calibrated.to_dict()} if calibrated else {}
         facts = {"page": str(page), "card": str(run / MARKDOWN), "spent": spent.to_dict()}

@@ -27,6 +27,7 @@ class Labels(StrEnum):
 
     protected = "protected"
     public = "public"
+    votes = "votes"
 
 
 def method_names() -> list[str]:
@@ -57,7 +58,11 @@ def synthesize(
         int | None, typer.Option(help="How many examples; without it, as many as records, at most 30,000.", min=1)
     ] = None,
     labels: Annotated[
-        Labels, typer.Option(help="public: you state that the labels are known, and only the inputs are protected.")
+        Labels,
+        typer.Option(
+            help="protected with the record; public: you state that they are known; votes: teachers of disjoint records vote "
+            "on the labels of the examples, within the same budget, and a record is protected with its label."
+        ),
     ] = Labels.protected,
     as_published: Annotated[
         bool,
@@ -142,7 +147,7 @@ def _pairs(settings: list[str]) -> dict[str, str]:
 def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
     ledger = record.open_ledger(out)
-    spent, calibrated = ledger.spent(record.delta), record.calibrated(ledger)
+    spent, calibrated = record.spent(ledger), record.calibrated(ledger)
     assert record.attack is not None and record.synthetic is not None
     students = {name.removeprefix("Student "): said for name, said in record.settings.items() if name[:8] == "Student "}
     if as_json:
@@ -171,5 +176,5 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
     for line in sentences(record.attack):
         typer.echo(line)
     typer.echo(f"Nearest records, distances and baselines, not for release: {out / 'internal' / 'quality.md'}")
-    typer.echo(f"To release: {out / 'release'} (its card: {out / 'release' / 'card.md'})")
+    typer.echo(f"To release: {out / 'release'} (its card: {out / 'release' / 'README.md'})")
     typer.echo(f"The page, which is internal: {out / 'report.html'}")

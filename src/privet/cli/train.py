@@ -301,7 +301,7 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
 
     mark = SEEDED if record.seeded else SECRET
     ledger = record.open_ledger(out)
-    spent, calibrated = ledger.spent(record.delta), record.calibrated(ledger)
+    spent, calibrated = record.spent(ledger), record.calibrated(ledger)
     assert record.attack is not None
     if as_json:
         attack = {"auc": record.attack.auc, "low": record.attack.low, "high": record.attack.high}

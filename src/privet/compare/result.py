@@ -128,7 +128,7 @@ def _outcome(row: Row, out: Path) -> Outcome:
     if row.state != "done":
         return Outcome(row)
     record = RunRecord.read(out / row.method)
-    return Outcome(row, record, record.open_ledger(out / row.method).spent(record.delta))
+    return Outcome(row, record, record.spent(record.open_ledger(out / row.method)))
 
 
 def _runs(out: Path) -> tuple[OtherRun, ...]:

@@ -32,7 +32,7 @@ from privet.models.conditional import private_discriminator
 from privet.models.dcgan import Generator
 from privet.models.dense_gan import DenseGenerator
 from privet.privacy import Budget, Gaussian, Ledger, Relation
-from privet.randomness import Randomness
+from privet.randomness import before_training
 from privet.training import Average, BudgetExhausted, Private, make_private
 from privet.training.standing import Standing
 
@@ -41,7 +41,7 @@ from privet.training.standing import Standing
 class Dpgan:
     """DP-SGD on a discriminator of (record, label); everything else is post-processing of its noisy gradients.
 
-    Formal guarantees: proved. Records are used by a noisy count of the classes (none where labels are public) and by the
+    Formal guarantees: proved. Records are used by a noisy count of the classes and by the
     discriminator's steps, each in the ledger before its noise is drawn. The label is part of the record.
 
     Attributes:
@@ -95,7 +95,7 @@ class Dpgan:
             "Noise": f"{done.plan.noise.describe()}, on the sum of a lot",
             "Generator": f"a step for every {self.turns} of the discriminator; its parameters averaged",
             "Learning rates": f"Adam, {self.discriminator_rate:g} and {self.generator_rate:g}",
-            "Labels": "part of the record; frequencies from a noisy count" if order.labels == "protected" else "public",
+            "Labels": "part of the record; frequencies from a noisy count",
         }
         return Synthetic(inputs, labels, None, ledger, settings, place="critic")
 
@@ -168,11 +168,9 @@ class Dpgan:
         return max(1, min(self.lot, records // 5))
 
     def _frequencies(self, labels: Tensor, order: Order, ledger: Ledger) -> Tensor:
-        if order.labels == "public":
-            return torch.bincount(labels, minlength=order.classes).float()
         noise = Budget(order.epsilon, order.delta, accountant="gdp").least(Gaussian) / math.sqrt(self.counts_share)
         counts = private_counts(
-            labels, order.classes, noise_multiplier=noise, ledger=ledger, randomness=Randomness.of(order.seed)
+            labels, order.classes, noise_multiplier=noise, ledger=ledger, randomness=before_training(order.seed)
         )
         return counts.float()
 

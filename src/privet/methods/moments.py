@@ -11,7 +11,7 @@ from torch import Tensor
 from privet.data import Split
 from privet.errors import InputError
 from privet.methods.class_gaussians import ClassGaussians, Noise, release_gaussians
-from privet.methods.scattering_teacher import ScatteringTeacher, probabilities
+from privet.methods.scattering_teacher import ScatteringTeacher, probabilities, scatters
 from privet.methods.slant import mapped, sheared, upright
 from privet.methods.synthetic import OnStep, Order, Synthetic, check_classes
 from privet.privacy import Budget, Gaussian, Ledger, Relation
@@ -65,7 +65,7 @@ class Moments:
         if len(shape) != 3:
             return cls(min(100, math.prod(shape)), 14 * size, 9 * size, generator_share=1.0)
         fitted = cls(bound=10 * size, spread=6.3 * size, shift=2.0 * min(shape[1:]) / 28)
-        if not teachable(shape, order):
+        if order.labels == "votes" or not teachable(shape, order):
             return replace(fitted, generator_share=1.0)
         near = min(_TEACHERS, key=lambda epsilon: abs(math.log(epsilon / order.epsilon)))
         share, steps, rate = _TEACHERS[near]
@@ -78,7 +78,7 @@ class Moments:
         inputs, labels = records.tensors
         image = inputs.ndim == 4
         gaussians = release_gaussians(
-            _described(inputs) if image else inputs.flatten(1),
+            described(inputs) if image else inputs.flatten(1),
             labels,
             order.classes,
             bound=self.bound,
@@ -101,10 +101,9 @@ class Moments:
         hard = drawn if soft is None else soft.argmax(1)
         return Synthetic(made, hard, soft, ledger, self._told(gaussians))
 
-    def _retouched(self, rows: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    def _retouched(self, rows: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Images out of what was drawn: slanted again, with more contrast, each through a small affine map of its own."""
-        images = sheared(rows[:, :-1].reshape(-1, *shape), -rows[:, -1] / _SLANT_WEIGHT)
-        images = ((images - 0.5) * self.contrast + 0.5).clamp(0, 1)
+        images = drawn_images(rows, shape, self.contrast)
 
         def uniform(most: float) -> Tensor:
             return most * (2 * torch.rand(len(images), generator=generator) - 1)
@@ -134,7 +133,7 @@ _TEACHERS = {1.0: (0.5, 100, 10.0), 3.45: (0.5, 250, 16.0), 8.0: (0.5, 400, 25.0
 
 def teachable(shape: tuple[int, ...], order: Order) -> bool:
     """Whether a teacher pays: its thousands of parameters need images of some size, and many of them for their noise."""
-    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8 and order.records * order.epsilon >= 20_000
+    return scatters(shape) and order.records * order.epsilon >= 20_000
 
 
 def check_records(records: Split, order: Order, components: int) -> None:
@@ -147,7 +146,13 @@ def check_records(records: Split, order: Order, components: int) -> None:
         )
 
 
-def _described(images: Tensor) -> Tensor:
+def described(images: Tensor) -> Tensor:
     """Each image as its upright pixels and its slant."""
     straight, slants = upright(images)
     return torch.cat([straight.flatten(1), _SLANT_WEIGHT * slants[:, None]], 1)
+
+
+def drawn_images(rows: Tensor, shape: tuple[int, ...], contrast: float) -> Tensor:
+    """Images out of such descriptions that were drawn: slanted again, and with more contrast."""
+    images = sheared(rows[:, :-1].reshape(-1, *shape), -rows[:, -1] / _SLANT_WEIGHT)
+    return ((images - 0.5) * contrast + 0.5).clamp(0, 1)

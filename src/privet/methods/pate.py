@@ -96,32 +96,63 @@ def train(
     """
     if len(public) == 0:
         raise InputError("PATE needs public records without labels, and there are none.")
-    ledger = ledger if ledger is not None else Ledger()
-    voting = voting or Voting(usual_teachers(len(records), epsilon))
-    budget = Budget(epsilon, delta, ledger.relation)
-    count = usual_queries(voting.teachers, budget.after(ledger), len(public)) if queries is None else queries
-    if not 1 <= count <= len(public):
-        raise InputError(f"{count:,} queries cannot be asked of {len(public):,} public records.")
+    ledger, student = ledger if ledger is not None else Ledger(), student or Student()
     ledger.record(PublicRecords(len(public), named))
-    view = PublicView.of(public)
-    seen = view(public)
+    answers, labels = label_all(
+        records,
+        public,
+        classes,
+        budget=Budget(epsilon, delta, ledger.relation),
+        ledger=ledger,
+        randomness=Randomness.of(seed),
+        voting=voting or Voting(usual_teachers(len(records), epsilon)),
+        queries=queries,
+        teach=teach,
+        ridge=student.ridge,
+        on_step=on_step,
+    )
+    _fit(model, public, labels, student, seed, on_step)
+    return Trained(model, ledger, answers, tuple(sorted(set(range(classes)) - set(answers.labels.tolist()))))
+
+
+def label_all(
+    records: Split,
+    inputs: Tensor,
+    classes: int,
+    *,
+    budget: Budget,
+    ledger: Ledger,
+    randomness: Randomness,
+    voting: Voting,
+    queries: int | None = None,
+    teach: Teach | None = None,
+    ridge: float = Student.ridge,
+    on_step: OnStep | None = None,
+) -> tuple[Answers, Tensor]:
+    """What the teachers answered about the first `queries` of `inputs`, and from that a label for every one of them.
+
+    `inputs` are public, or were released before: artificial examples. The other arguments are those of `label_by_votes`, whose
+    guarantees these are: the labels of all are post-processing of the answers.
+    """
+    count = usual_queries(voting.teachers, budget.after(ledger), len(inputs)) if queries is None else queries
+    if not 1 <= count <= len(inputs):
+        raise InputError(f"{count:,} queries cannot be asked of {len(inputs):,} public records.")
+    view = PublicView.of(inputs)
+    seen = view(inputs)
     answers = label_by_votes(
         records,
-        (seen if teach is None else public)[:count],
+        (seen if teach is None else inputs)[:count],
         classes,
         budget=budget,
         ledger=ledger,
-        randomness=Randomness.of(seed),
+        randomness=randomness,
         voting=voting,
         teach=teach or KernelTeacher(view),
         on_step=on_step,
     )
-    said = answers.labels.unique().tolist()
-    if len(said) < 2:
+    if len(answers.labels.unique()) < 2:
         raise PrivetError("Every answer names the same class, and a student cannot learn from that: ask more queries.")
-    student = student or Student()
-    _fit(model, public, _smoothed(seen, answers, classes, student.ridge), student, seed, on_step)
-    return Trained(model, ledger, answers, tuple(sorted(set(range(classes)) - set(said))))
+    return answers, _smoothed(seen, answers, classes, ridge)
 
 
 def _smoothed(seen: Tensor, answers: Answers, classes: int, ridge: float) -> Tensor:

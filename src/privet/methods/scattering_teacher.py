@@ -78,6 +78,11 @@ class ScatteringTeacher:
         return model.eval()
 
 
+def scatters(shape: tuple[int, ...]) -> bool:
+    """Whether records of a shape are images with scattering coefficients."""
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8
+
+
 def probabilities(teacher: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
     """What the teacher says of artificial inputs, softened."""
     with torch.no_grad():

@@ -14,7 +14,7 @@ from privet.errors import InputError
 from privet.privacy import Ledger, Relation
 from privet.training.standing import OnStep as OnStep
 
-LABELS = ("protected", "public")
+LABELS = ("protected", "public", "votes")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Order:
         size: how many artificial examples to make.
         epsilon, delta: the budget for everything that looks at the records.
         labels: "protected", where a record's label is part of what is protected; "public", where whoever asks states
-            that the labels are known and only the inputs are protected.
+            that the labels are known and only the inputs are protected; "votes", where teachers of disjoint records vote on
+            the labels of the examples (`privet.methods.voted_labels`), and a record is protected with its label.
         seed: makes the run repeatable; such examples are not for release.
         source: a name for the records, for the cache of their features.
         records: how many records there are; public.
@@ -51,7 +52,7 @@ class Order:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0) or not 0 < self.delta < 1:
             raise InputError(f"A budget of epsilon {self.epsilon} at delta {self.delta} cannot be kept.")
         if self.labels not in LABELS:
-            raise InputError(f"Labels are {' or '.join(LABELS)}, not {self.labels!r}.")
+            raise InputError(f"Labels are {', '.join(LABELS)}, not {self.labels!r}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,6 +102,16 @@ def parts(records: int, teachers: int, source: Source) -> Iterator[Tensor]:
     yield from order.split(drawn.bincount(minlength=teachers).tolist())
 
 
+def check_teachers(teachers: int, records: int, classes: int) -> None:
+    """There is something to vote on, and somebody to vote."""
+    if classes < 2:
+        raise InputError("Teachers vote between classes, and there is only one.")
+    if teachers < 2:
+        raise InputError(f"A vote needs at least two teachers, and {teachers} was asked for.")
+    if teachers > records:
+        raise InputError(f"{records:,} records cannot be divided among {teachers:,} teachers: ask for fewer teachers.")
+
+
 def ballots(
     records: Split,
     queries: Tensor,
@@ -117,14 +127,7 @@ def ballots(
     Formal guarantees: one record, added, removed or replaced, changes one teacher, so that at each query at most one vote
     moves from a class to another. A teacher that got no record votes for the first class.
     """
-    if classes < 2:
-        raise InputError("Teachers vote between classes, and there is only one.")
-    if teachers < 2:
-        raise InputError(f"A vote needs at least two teachers, and {teachers} was asked for.")
-    if teachers > len(records):
-        raise InputError(
-            f"{len(records):,} records cannot be divided among {teachers:,} teachers: ask for fewer teachers."
-        )
+    check_teachers(teachers, len(records), classes)
     counts = torch.zeros(len(queries), classes, dtype=torch.int64)
     for number, part in enumerate(parts(len(records), teachers, source), 1):
         votes = torch.zeros(len(queries), dtype=torch.int64)

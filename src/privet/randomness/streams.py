@@ -37,6 +37,13 @@ class Randomness:
             return cls(SecureSource(), SecureSource(), None)
         return cls(_seeded("sampling", seed), _seeded("noise", seed), seed)
 
+    @classmethod
+    def apart(cls, purpose: str, seed: int | None) -> Randomness:
+        """Streams of their own for one purpose of a run: with one seed, no two purposes draw the same noise."""
+        if seed is None:
+            return cls.of(None)
+        return cls.of(int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:4], "big"))
+
     @property
     def reproducible(self) -> bool:
         return self.seed is not None
@@ -60,9 +67,7 @@ class Randomness:
 
 def before_training(seed: int | None) -> Randomness:
     """Streams of their own: noise that was drawn before training must not be drawn again in a step."""
-    if seed is None:
-        return Randomness.of(None)
-    return Randomness.of(int.from_bytes(hashlib.sha256(f"before training {seed}".encode()).digest()[:4], "big"))
+    return Randomness.apart("before training", seed)
 
 
 def _seeded(name: str, seed: int) -> torch.Generator:

@@ -43,7 +43,7 @@ def write_card(folder: Path) -> Path:
 
 def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
     """The card as plain data."""
-    spent = ledger.spent(record.delta)
+    spent = record.spent(ledger)
     return {
         "card": FORMAT,
         "title": record.title,
@@ -51,7 +51,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "created": record.created,
         "made_by": f"Privet {record.environment.get('privet', '')}".strip(),
         "method": record.method,
-        "privacy": _privacy(record, spent),
+        "privacy": _privacy(record, ledger, spent),
         "accesses": [_access(event, count) for event, count in ledger],
         "other_runs": _other_runs(record, ledger),
         "assumptions": _assumptions(record, spent),
@@ -86,15 +86,23 @@ def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
     return environment.get_template("CARD.md.j2").render(metadata=front_matter(record, plain), **plain)
 
 
-def _privacy(record: RunRecord, spent: Spent) -> dict[str, Any]:
+def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
     return spent.to_dict() | {
         "statement": str(spent),
         "opening": statement.opening(record, spent),
         "meaning": statement.meaning(record, spent),
         "standing": statement.standing(spent).title,
         "explanation": statement.standing(spent).explanation,
+        "calibration": _calibration(record, ledger, spent),
         "neighbours": spent.relation.describe(spent.unit),
     }
+
+
+def _calibration(record: RunRecord, ledger: Ledger, spent: Spent) -> str:
+    other = record.calibrated(ledger)
+    if other is not None:
+        return f"the noise was calibrated by the {other.accountant}: epsilon = {round_up(other.epsilon)}"
+    return "which calibrated the noise" if record.accountant != "pld" else ""
 
 
 def _access(event: Any, count: int) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def picture(record: RunRecord, folder: Path) -> str:
 
 def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
     """The page as text; `samples` is the address of a picture, as `picture` gives it."""
-    spent = ledger.spent(record.delta)
+    spent = record.spent(ledger)
     standing = statement.standing(spent)
     limit = Limit(spent.epsilon, spent.delta)
     way = way_of(record, ledger)

@@ -140,6 +140,17 @@ WAYS: dict[str, Way] = {
             _DATA,
         )
     ),
+    "voted labels": Way(
+        (
+            _RECORDS,
+            replace(_NOISE, title="Noisy releases"),
+            Stage("Artificial inputs from them"),
+            Stage("Teachers of disjoint parts vote on them"),
+            replace(_NOISE, title="Noise on the counts"),
+            Stage("The winners label them"),
+            _DATA,
+        )
+    ),
     "votes": Way(
         (
             _RECORDS,

@@ -18,6 +18,7 @@ from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.methods.perturbation import ResidualPerturbation
 from privet.privacy import Ledger, Spent, accountant_names
+from privet.privacy.guarantees import Claimed
 from privet.report.plain import MisfitError, build, to_plain
 
 FILE = "record.json"
@@ -69,6 +70,8 @@ class SyntheticSummary:
     """A PNG of the run folder with samples, where the rows are images."""
     columns: tuple[str, ...] = ()
     samples: tuple[tuple[str, ...], ...] = ()
+    counts: tuple[int, ...] = ()
+    """How many rows each class has."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +219,18 @@ class RunRecord:
         """The run's ledger, for reading; refused if it is not the one that the run wrote."""
         return Ledger.open(folder / self.ledger, head=self.ledger_head or None, read_only=True)
 
+    def spent(self, ledger: Ledger) -> Spent:
+        """The statement of the run: PLD's, but of what is only claimed that of the claim's own accountant.
+
+        PLD's figure for such steps would be smaller and hold as little.
+        """
+        found = ledger.spent(self.delta)
+        return ledger.spent(self.delta, self.accountant) if isinstance(found.guarantee, Claimed) else found
+
     def calibrated(self, ledger: Ledger) -> Spent | None:
-        """The statement of the accountant that calibrated the noise, where it is another than the one of the page."""
-        return ledger.spent(self.delta, self.accountant) if self.accountant != "pld" else None
+        """The statement of the accountant that calibrated the noise, where it is another than that of `spent`."""
+        other = ledger.spent(self.delta, self.accountant) if self.accountant != "pld" else None
+        return other if other is not None and other.accountant != self.spent(ledger).accountant else None
 
     def write(self, folder: Path) -> Path:
         """Write `record.json` whole or not at all."""

@@ -20,12 +20,12 @@ from privet.data.idx import write_idx
 from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.methods.synthetic import Synthetic
-from privet.privacy import Spent
 from privet.report import SyntheticSummary
 from privet.synthesis.pictures import draw_samples
 
 FOLDER = "release"
-CARD = "card.md"
+CARD = "README.md"
+LEDGER = "ledger.jsonl"
 TABLE = "train.csv"
 SCHEMA = "schema.json"
 ARRAYS = "synthetic.npz"
@@ -37,14 +37,12 @@ SAMPLES = 8
 def write_release(
     folder: Path,
     made: Synthetic,
-    classes: tuple[str, ...],
-    *,
-    title: str,
-    method: str,
-    spent: Spent,
+    classes: int,
     schema: Schema | None,
 ) -> SyntheticSummary:
     """Fill ``folder/release``; it holds nothing but post-processing of what the ledger accounts for.
+
+    The data card is `privet.report.card`'s, which is made from the run's record and put there as `README.md`.
 
     Images go into `synthetic.npz` (images, labels and, where a teacher gave them, soft labels), and grey ones into the
     two IDX files of MNIST as well; rows of a table into `train.csv` with the columns of the original, with its schema.
@@ -55,18 +53,19 @@ def write_release(
         write_whole(release / TABLE, table(made, schema).encode(), mode=0o644)
         text = json.dumps(schema_content(schema), indent=1, ensure_ascii=False)
         write_whole(release / SCHEMA, f"{text}\n".encode(), mode=0o644)
-        files = {TABLE: f"{len(made.labels):,} rows with the columns of the original", SCHEMA: "its columns"}
+        files = [TABLE, SCHEMA]
     else:
         files = _arrays(release, made)
-    shutil.copyfile(folder / "ledger.jsonl", release / "ledger.jsonl")
-    files["ledger.jsonl"] = "every use of the original records, from which the statement is computed"
-    write_whole(release / CARD, _card(made, classes, title, method, spent, files).encode(), mode=0o644)
-    names = tuple(f"{FOLDER}/{name}" for entry in (*files, CARD) for name in entry.split(", "))
+    shutil.copyfile(folder / LEDGER, release / LEDGER)
+    names = tuple(f"{FOLDER}/{name}" for name in (*files, LEDGER, CARD))
+    counts = tuple(torch.bincount(made.labels, minlength=classes).tolist())
     if schema is not None:
         columns, *samples = csv.reader(io.StringIO(table(made, schema)))
-        return SyntheticSummary(len(made.labels), names, "", tuple(columns), tuple(map(tuple, samples[:SAMPLES])))
+        return SyntheticSummary(
+            len(made.labels), names, "", tuple(columns), tuple(map(tuple, samples[:SAMPLES])), counts
+        )
     picture = draw_samples(folder / PICTURE, made.inputs, made.labels) if made.inputs.ndim == 4 else None
-    return SyntheticSummary(len(made.labels), names, picture.name if picture else "")
+    return SyntheticSummary(len(made.labels), names, picture.name if picture else "", counts=counts)
 
 
 def read_release(folder: Path) -> Tensor:
@@ -81,19 +80,18 @@ def read_release(folder: Path) -> Tensor:
         raise InputError(f"{release / ARRAYS}: the artificial data cannot be read; run the command again.") from None
 
 
-def _arrays(release: Path, made: Synthetic) -> dict[str, str]:
+def _arrays(release: Path, made: Synthetic) -> list[str]:
     arrays = {"inputs": _pixels(made.inputs), "labels": made.labels.numpy()}
     if made.soft is not None:
         arrays["soft"] = made.soft.numpy().astype(np.float32)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_whole(release / ARRAYS, buffer.getvalue(), mode=0o644)
-    what = ", ".join(arrays)
-    files = {ARRAYS: f"{len(made.labels):,} examples: {what}"}
+    files = [ARRAYS]
     if made.inputs.ndim == 4 and made.inputs.shape[1] == 1:
         write_idx(release / "train-images-idx3-ubyte", arrays["inputs"])
         write_idx(release / "train-labels-idx1-ubyte", made.labels.numpy().astype(np.uint8))
-        files["train-images-idx3-ubyte, train-labels-idx1-ubyte"] = "the same images and labels in MNIST's format"
+        files += ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
     return files
 
 
@@ -142,25 +140,3 @@ def schema_content(schema: Schema) -> dict[str, object]:
         for column in schema.columns
     }
     return {"label": schema.label, "columns": columns}
-
-
-def _card(
-    made: Synthetic, classes: tuple[str, ...], title: str, method: str, spent: Spent, files: dict[str, str]
-) -> str:
-    lines = [f"# {title}", "", f"Made by: {method}.", ""]
-    lines += ["The artificial data satisfies this statement and no other:", "", f"> {spent}", ""]
-    lines += ["Whatever is computed from the files of this folder alone keeps it.", "", "## Files", ""]
-    lines += [f"- `{name}`: {what}." for name, what in files.items()]
-    lines += ["", "## What is in it", "", f"{len(made.labels):,} examples of {len(classes)} classes:", ""]
-    lines += [f"- {name}: {int((made.labels == label).sum()):,}" for label, name in enumerate(classes)]
-    lines += ["", "## How it was made", ""]
-    lines += [f"- {name}: {value}." for name, value in made.settings.items()]
-    lines += [
-        "",
-        "## What it is not",
-        "",
-        "- No row is a record; a row that looks like a person's is a draw from a noisy summary.",
-        "- What the summary does not hold is not in the data: test what you learn from it on real records.",
-        "- Bounds, categories and the number of records are taken as public.",
-    ]
-    return "\n".join(lines) + "\n"

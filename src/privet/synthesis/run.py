@@ -50,9 +50,8 @@ def run(
     with Ledger(out / "ledger.jsonl", relation=method.relation) as ledger, logged(out, on_step) as log:
         made = method.synthesize(dataset.train, order, ledger, log)
     head = made.ledger.head
-    spent = Ledger.open(out / "ledger.jsonl", head=head, read_only=True).spent(order.delta)
     title = f"Artificial {_TITLES.get(dataset.name, dataset.name)}"
-    summary = write_release(out, made, dataset.classes, title=title, method=method.title, spent=spent, schema=schema)
+    summary = write_release(out, made, order.classes, schema)
     trained = [
         train_student(
             name, made.inputs, made.targets, order.classes, epochs=epochs, seed=order.seed or 0, on_step=on_step

@@ -17,10 +17,11 @@ import yaml  # type: ignore[import-untyped]
 
 from privet.data import Dataset
 from privet.data.whole import write_whole
-from privet.methods.synthetic import OnStep, Order
+from privet.methods.synthetic import OnStep, Order, Synthesizer
 from privet.privacy import Ledger
 from privet.recipes.table import Row
 from privet.report.plain import MisfitError, build
+from privet.synthesis.public_records import VotedRecords
 from privet.synthesis.registry import method_named
 from privet.synthesis.students import train_student
 
@@ -32,7 +33,8 @@ class Line:
     """One row of the comparison.
 
     Attributes:
-        key: its name in files; method and budget as `privet synthesize` takes them, "none" meaning the records themselves.
+        key: its name in files; method, budget and labels as `privet synthesize` takes them, "none" meaning the records
+            themselves, and "pate" half of the test records with labels by vote, tested on the other half.
         published: what the source states for a student, in percent.
     """
 
@@ -41,6 +43,7 @@ class Line:
     method: str
     epsilon: float = 0.0
     as_published: bool = False
+    labels: str = "protected"
     seeds: int = 0
     """How many are run at most; 0 means as many as asked for. Methods that take an hour get one."""
     published: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -148,12 +151,12 @@ def _result(
         size=comparison.size,
         epsilon=line.epsilon or 1.0,
         delta=delta,
+        labels=line.labels,
         seed=seed,
         source=dataset.name,
         records=len(dataset.train),
     )
-    private = line.method != "none"
-    method = method_named(line.method, dataset, order, as_published=line.as_published) if private else None
+    method = _method(line, dataset, order)
     mark = _mark(comparison, method, order, dataset)
     path = folder / f"{line.key}-seed-{seed}.json"
     if path.exists():
@@ -164,24 +167,42 @@ def _result(
         except (ValueError, MisfitError):
             pass  # torn or of another version: it is computed again
     started = time.process_time()
-    if method is None:
-        (inputs, targets), spent, guarantee = dataset.train.tensors, 0.0, "not private"
-    else:
-        made = method.synthesize(dataset.train, order, Ledger(relation=method.relation), on_step)
-        inputs, targets, cost = made.inputs, made.targets, made.ledger.spent(delta)
-        spent, guarantee = cost.epsilon, str(cost.guarantee)
-    # As many steps on the records as on the artificial examples.
-    epochs = comparison.epochs if private else max(1, round(comparison.epochs * comparison.size / len(inputs)))
+    (inputs, targets), test, ledger = dataset.train.tensors, dataset.test, None
+    if isinstance(method, VotedRecords):
+        ledger = Ledger()
+        inputs, targets, test = method.label(dataset, order, ledger, on_step)
+    elif method is not None:
+        ledger = Ledger(relation=method.relation)
+        made = method.synthesize(dataset.train, order, ledger, on_step)
+        inputs, targets = made.inputs, made.targets
+    spent = ledger.spent(delta) if ledger is not None else None
+    # As many steps on records as on artificial examples.
+    epochs = max(1, round(comparison.epochs * comparison.size / len(inputs)))
     accuracy = {
         name: train_student(name, inputs, targets, order.classes, epochs=epochs, seed=seed, on_step=on_step).accuracy(
-            dataset.test
+            test
         )
         for name in comparison.students
     }
-    seconds = round(time.process_time() - started, 1)
-    result = Result(line.key, seed, accuracy, spent, guarantee, seconds, mark)
+    result = Result(
+        line.key,
+        seed,
+        accuracy,
+        spent.epsilon if spent is not None else 0.0,
+        str(spent.guarantee) if spent is not None else "not private",
+        round(time.process_time() - started, 1),
+        mark,
+    )
     write_whole(path, (json.dumps(dataclasses.asdict(result)) + "\n").encode(), mode=0o644)
     return result
+
+
+def _method(line: Line, dataset: Dataset, order: Order) -> Synthesizer | VotedRecords | None:
+    if line.method == "none":
+        return None
+    if line.method == "pate":
+        return VotedRecords.fitting(dataset, order)
+    return method_named(line.method, dataset, order, as_published=line.as_published)
 
 
 def _mark(comparison: Comparison, method: Any, order: Order, dataset: Dataset) -> str:
