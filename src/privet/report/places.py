@@ -145,7 +145,7 @@ WAYS: dict[str, Way] = {
             _RECORDS,
             replace(_NOISE, title="Noisy releases"),
             Stage("Artificial inputs from them"),
-            Stage("Teachers of disjoint parts vote on them"),
+            Stage("Teachers of disjoint parts vote"),
             replace(_NOISE, title="Noise on the counts"),
             Stage("The winners label them"),
             _DATA,
