@@ -1,6 +1,6 @@
-"""What noise in the residual stream and ensembles cost: CPU time of a training step on one thread, in interleaved rounds.
+"""What noise in the residual stream and ensembles cost: CPU time on one thread, in interleaved rounds.
 
-Writes results/residual.json and results/residual.md, and fills the table of docs/residual-perturbation.md.
+Writes results/residual.json and results/residual.md, and fills the tables of docs/residual-perturbation.md.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
-import copy
 import json
 import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from _ensembles import Grouped, Mapped, SharedStem, convolutions, operations
 from _page import put
 from engine import keep_freed_memory
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 import privet
@@ -32,122 +32,128 @@ from privet.models import resnet
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 5
-PLAIN = "one network"
+STEPS = {"a step, 128 of 32x32": (128, 32), "a step, 32 of 16x16": (32, 16)}
+"""The paper's size, and that of the comparison on CIFAR-10."""
+ANSWER = "an answer, one of 32x32"
+PERTURBED = ("I", "II")
 
-
-class Grouped(nn.Module):
-    """An ensemble of ResNet8 as one network with grouped convolutions: batch norm of all maps is that of each member."""
-
-    def __init__(self, members: int, classes: int = 10) -> None:
-        super().__init__()
-        self.members = members
-        self.stem = nn.Conv2d(3, 16 * members, 3, 1, 1, bias=False)
-        stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
-        self.residuals = nn.ModuleList(self._residual(*stage) for stage in stages)
-        self.norm = nn.BatchNorm2d(64 * members)
-        self.heads = nn.Parameter(torch.randn(members, classes, 64) / 8)
-
-    def _residual(self, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-        k = self.members
-        return nn.Sequential(
-            nn.BatchNorm2d(k * inputs),
-            nn.ReLU(),
-            nn.Conv2d(k * inputs, k * outputs, 3, stride, 1, bias=False, groups=k),
-            nn.BatchNorm2d(k * outputs),
-            nn.ReLU(),
-            nn.Conv2d(k * outputs, k * outputs, 3, 1, 1, bias=False, groups=k),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(4 * (x - 0.5))
-        for residual in self.residuals:
-            out = residual(x)
-            if out.shape != x.shape:
-                split = x[:, :, ::2, ::2].unflatten(1, (self.members, -1))
-                x = F.pad(split, (0, 0, 0, 0, 0, split.shape[2])).flatten(1, 2)
-            x = x + out
-        maps = F.relu(self.norm(x)).mean((2, 3)).unflatten(1, (self.members, -1))
-        return torch.einsum("nkc,kjc->nj", maps, self.heads) / self.members
+Ways = dict[str, Callable[[], Any]]
+Costs = dict[str, dict[str, float]]
+"""Of each way: its milliseconds, and its cost in units of the first way's."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--only", nargs="*", help="words that the names of the ways to measure begin with")
-    asked = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     keep_freed_memory()
     torch.manual_seed(0)
-    x, y = torch.rand(asked.batch, 3, 32, 32), torch.randint(10, (asked.batch,))
-    ways = {
-        name: way
-        for name, way in steps(x, y).items()
-        if not asked.only or name == PLAIN or name.startswith(tuple(asked.only))
-    }
+    networks = {name: measured(steps(*size), rounds if size[0] > 100 else 3 * rounds) for name, size in STEPS.items()}
+    networks[ANSWER] = measured(answers(), 10 * rounds)
+    layers = {name: measured(convolutions(*size, MEMBERS), rounds) for name, size in STEPS.items()}
+    speed = {name: operations(*size) / layers[name]["one member"]["milliseconds"] / 1e6 for name, size in STEPS.items()}
+    product = matrix_product()
+    machine = f"{platform.machine()}, torch {torch.__version__}, one thread, CPU time"
+    reached = " and ".join(f"{value:.0f}" for value in speed.values())
+    text = "\n".join(
+        [
+            *table("times one network", networks),
+            "",
+            f"One plain network takes {' / '.join(first(costs) for costs in networks.values())} ms. "
+            f"Median of {rounds} interleaved rounds or more; {machine}.",
+            "",
+            "The convolutions after the first alone, there and back, for five members:",
+            "",
+            *table("times one member", layers),
+            "",
+            f"One member's run at {reached} GFLOP/s, the product of two large matrices at {product:.0f}.",
+        ]
+    )
+    print(text)
+    kept = {"machine": machine, "networks": networks, "convolutions": layers, "gflops": speed | {"product": product}}
+    (RESULTS / "residual.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (RESULTS / "residual.md").write_text(text + "\n")
+    put("residual-perturbation.md", "cost", f"```sh\npython benchmarks/residual.py\n```\n\n{text}")
+
+
+def table(title: str, cases: dict[str, Costs]) -> list[str]:
+    names = list(dict.fromkeys(way for costs in cases.values() for way in costs))
+    cells = [[f"{costs[way]['cost']:.2f}" if way in costs else "" for costs in cases.values()] for way in names]
+    rows = [" | ".join((way, *row)) for way, row in zip(names, cells, strict=True)]
+    return [f"| {' | '.join((title, *cases))} |", f"|{'---|' * (1 + len(cases))}", *(f"| {row} |" for row in rows)]
+
+
+def first(costs: Costs) -> str:
+    return f"{next(iter(costs.values()))['milliseconds']:.3g}"
+
+
+def measured(ways: Ways, rounds: int) -> Costs:
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for round_ in range(asked.rounds + 1):
+    for round_ in range(rounds + 1):
         for name, way in ways.items():
             begin = time.process_time()
             way()
             if round_:  # the first one warms up
                 times[name].append(time.process_time() - begin)
-    # Each step is compared with the plain step of its own round.
-    rows = [
-        {
-            "way": name,
+    one = next(iter(times.values()))
+    # Each is compared with the first of its own round.
+    return {
+        name: {
             "milliseconds": 1e3 * statistics.median(spent),
-            "cost": statistics.median(a / b for a, b in zip(spent, times[PLAIN], strict=True)),
+            "cost": statistics.median(a / b for a, b in zip(spent, one, strict=True)),
         }
         for name, spent in times.items()
-    ]
-    machine = f"{platform.machine()}, torch {torch.__version__}, one thread, CPU time"
-    lines = ["| a step of | milliseconds | times the plain step | throughput |", "|---|---|---|---|"]
-    lines += [f"| {r['way']} | {r['milliseconds']:.0f} | {r['cost']:.2f} | {1 / r['cost']:.2f} |" for r in rows]
-    text = "\n".join(
-        [
-            *lines,
-            "",
-            f"ResNet8, batches of {asked.batch} of 3x32x32; median of {asked.rounds} interleaved rounds. {machine}.",
-        ]
-    )
-    print(text)
-    if not asked.only:
-        (RESULTS / "residual.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-        (RESULTS / "residual.md").write_text(text + "\n")
-        put("residual-perturbation.md", "cost", f"```sh\npython benchmarks/residual.py\n```\n\n{text}")
+    }
 
 
-def steps(x: Tensor, y: Tensor) -> dict[str, Callable[[], Any]]:
-    x = x.contiguous(memory_format=torch.channels_last)
-    plain = as_images(resnet())
-    ways: dict[str, Callable[[], Any]] = {PLAIN: lambda: step(plain, x, y)}
-    for strategy in ("I", "II"):
-        perturbed = as_images(resnet())
-        ResidualPerturbation(0.5, strategy).apply(perturbed)
-        ways[f"the network under strategy {strategy}"] = lambda model=perturbed: step(model, x, y)
-    ways["DP-SGD on the network with group norm"] = dpsgd(x, y)
-    together = as_images(resnet(members=MEMBERS))
-    ways[f"En{MEMBERS}, one member after the other"] = lambda: step(together, x, y)
-    grouped = as_images(Grouped(MEMBERS))
-    ways[f"En{MEMBERS}, grouped convolutions"] = lambda: step(grouped, x, y)
-    members = [as_images(resnet()) for _ in range(MEMBERS)]
-    parameters, buffers = stack_module_state(members)
-    skeleton = copy.deepcopy(members[0]).to("meta")
+def steps(batch: int, side: int) -> Ways:
+    x, y = torch.rand(batch, 3, side, side), torch.randint(10, (batch,))
+    ways: Ways = {name: partial(step, model, laid_out(x, name), y) for name, model in networks().items()}
+    return ways | {"DP-SGD on the network with group norm": dpsgd(x, y)}
 
-    def vectorised() -> None:
-        for parameter in parameters.values():
-            parameter.grad = None
-        scores = vmap(lambda p, b: functional_call(skeleton, (p, b), (x,)))(parameters, buffers)
-        F.cross_entropy(scores.mean(0), y).backward()
 
-    ways[f"En{MEMBERS}, torch.func.vmap"] = vectorised
-    return ways
+def answers() -> Ways:
+    x = torch.rand(1, 3, 32, 32)
+    return {name: partial(answer, model.eval(), laid_out(x, name)) for name, model in networks().items()}
+
+
+def laid_out(x: Tensor, way: str) -> Tensor:
+    return x if way.endswith("first") else x.contiguous(memory_format=torch.channels_last)
+
+
+def networks() -> dict[str, nn.Module]:
+    made = {"one network": as_images(resnet())}
+    for strategy in PERTURBED:
+        made[f"the network under strategy {strategy}"] = as_images(resnet())
+        ResidualPerturbation(0.5, strategy).apply(made[f"the network under strategy {strategy}"])
+    return made | {
+        f"En{MEMBERS}, one member after the other": as_images(resnet(members=MEMBERS)),
+        f"En{MEMBERS}, the first layers as one": as_images(SharedStem(MEMBERS)),
+        f"En{MEMBERS}, grouped, channels last": as_images(Grouped(MEMBERS)),
+        f"En{MEMBERS}, grouped, channels first": Grouped(MEMBERS),
+        f"En{MEMBERS}, torch.func.vmap": Mapped(MEMBERS),
+    }
 
 
 def step(model: nn.Module, x: Tensor, y: Tensor) -> None:
     model.zero_grad(set_to_none=True)
     F.cross_entropy(model(x), y).backward()
+
+
+def answer(model: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        model(x)
+
+
+def matrix_product(size: int = 1024, times: int = 10) -> float:
+    """GFLOP/s of the library's product of two large matrices: what this core can do."""
+    a = torch.randn(size, size)
+    a @ a
+    begin = time.process_time()
+    for _ in range(times):
+        a @ a
+    return 2e-9 * size**3 * times / (time.process_time() - begin)
 
 
 def dpsgd(x: Tensor, y: Tensor) -> Callable[[], Any]:

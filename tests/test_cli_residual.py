@@ -1,5 +1,6 @@
 """Residual perturbation on the command line: training, the comparison on a folder of patches, the reversal."""
 
+import dataclasses
 import json
 import re
 from importlib import resources
@@ -10,11 +11,13 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from privet.attacks import Roc
 from privet.cli import app
+from privet.cli.comparisons import shown
 from privet.cli.train import free_folder
 from privet.recipes import comparison
-from privet.recipes.comparison import Line
-from privet.report import RunRecord, load_model
+from privet.recipes.comparison import Line, Measured
+from privet.report import AttackResult, RunRecord, load_model
 
 
 def privet(*arguments: object):
@@ -65,7 +68,14 @@ def test_the_comparison_on_a_folder_of_patches(short, patches, tmp_path):
 
 def test_what_is_there_is_not_computed_again(short, patches, tmp_path, monkeypatch):
     asked = ["reproduce", short, "--data", f"folder:{patches}", "--out", tmp_path / "out", "--line", 1, "--json"]
-    first = json.loads(privet(*asked).stdout)
+    results = tmp_path / "results.json"
+    results.write_text(
+        '[{"title": "ResNet8", "seed": 0}, {"title": "ResNet8", "seed": 1}, {"title": "En1 ResNet8, gamma 0.3", "seed": 0}]'
+    )
+    first = json.loads(privet(*asked, "--results", results).stdout)
+    kept = json.loads(results.read_text())
+    assert kept[0] == first[0]  # in the place of the row of the same line and seed, the others staying
+    assert [(row["title"], row["seed"]) for row in kept[1:]] == [("ResNet8", 1), ("En1 ResNet8, gamma 0.3", 0)]
 
     def fails(*_: object) -> None:
         raise AssertionError("it was computed again")
@@ -99,6 +109,15 @@ def test_a_comparison_says_where_its_settings_came_from(name):
     assert chosen.name == name and chosen.depth == 8
     assert all(len(origin.note) > 5 for origin in chosen.origins.values())
     assert any(line.dpsgd for line in chosen.lines)
+
+
+def test_several_seeds_are_shown_as_mean_and_spread():
+    chosen = comparison.load("wang-cifar10")
+    attack = AttackResult.of("", Roc.of(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 2.5])))
+    made = Measured(Line(), "ResNet8", 0, 9, 1.0, 0.4, attack, "", 1.0, "")
+    table = shown(chosen, "cifar10", [[made, dataclasses.replace(made, seed=1, test_accuracy=0.5)]])
+    assert "| ResNet8 | 2 |" in table
+    assert "| 100.0 ± 0.0 | 45.0 ± 7.1 | +55.0 |" in table
 
 
 def test_titles_say_what_was_trained():

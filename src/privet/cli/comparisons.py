@@ -8,7 +8,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -60,15 +60,22 @@ def compare(
                     typer.echo(f"{number + 1}. {said(made)}", err=True)
             found.append(by_seed)
     if results is not None:
-        results.write_text(
-            json.dumps([dataclasses.asdict(m) for group in found for m in group]) + "\n", encoding="utf-8"
-        )
+        keep(chosen, found, results)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(m) for group in found for m in group], indent=1))
         return
     figure = draw_rocs(folder / CURVES, [group[0] for group in found])
     typer.echo(shown(chosen, dataset.name, found))
     typer.echo(f"The ROC curves: {figure}")
+
+
+def keep(chosen: Comparison, found: Sequence[Sequence[Measured]], path: Path) -> None:
+    """Put the rows into a file of results, in the place of those of the same line and seed."""
+    order = {line.title(chosen.depth): number for number, line in enumerate(chosen.lines)}
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    by_place = {(order[row["title"]], row["seed"]): row for row in rows if row["title"] in order}
+    by_place |= {(order[m.title], m.seed): dataclasses.asdict(m) for group in found for m in group}
+    path.write_text(json.dumps([by_place[place] for place in sorted(by_place)]) + "\n", encoding="utf-8")
 
 
 def said(made: Measured) -> str:
@@ -82,28 +89,32 @@ def shown(chosen: Comparison, data: str, found: Sequence[Sequence[Measured]]) ->
     """The table for a terminal, which is also one for a page."""
     quarter = found[0][0].records
     lines = [
-        f"{chosen.title} ({data}; quarters of {quarter:,} records, {chosen.schedule.epochs} epochs, {len(found[0])} seed"
-        f"{'' if len(found[0]) == 1 else 's'})",
+        f"{chosen.title} ({data}; quarters of {quarter:,} records, {chosen.schedule.epochs} epochs; mean and standard "
+        "deviation over seeds, DeLong's interval where there is one)",
         "",
-        "| network | AUC | 95 % interval | training % | test % | gap | published AUC | published test % | CPU seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| network | seeds | AUC | 95 % interval | training % | test % | gap | published AUC | published test % | CPU seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for group in found:
-        auc, train, test = (
-            statistics.fmean(values)
-            for values in zip(*((m.attack.auc, m.training_accuracy, m.test_accuracy) for m in group), strict=True)
-        )
+        aucs = [m.attack.auc for m in group]
+        train, test = [100 * m.training_accuracy for m in group], [100 * m.test_accuracy for m in group]
+        gap = statistics.fmean(train) - statistics.fmean(test)
         attack, paper = group[0].attack, group[0].line.published
         interval = f"{attack.low:.3f} to {attack.high:.3f}" if len(group) == 1 else ""
         beside = (f"{paper.auc:.3f}" if paper and paper.auc else "", f"{paper.accuracy:.1f}" if paper else "")
         seconds = statistics.fmean(m.seconds for m in group)
         lines.append(
-            f"| {group[0].title} | {auc:.3f} | {interval} | {100 * train:.1f} | {100 * test:.1f} | "
-            f"{100 * (train - test):+.1f} | {beside[0]} | {beside[1]} | {seconds:.0f} |"
+            f"| {group[0].title} | {len(group)} | {_mean(aucs, 3)} | {interval} | {_mean(train, 1)} | {_mean(test, 1)} | "
+            f"{gap:+.1f} | {beside[0]} | {beside[1]} | {seconds:.0f} |"
         )
     lines += ["", "What the ledger says of each:", ""]
     lines += [f"- {group[0].title}: {group[0].statement}" for group in found]
     return "\n".join(lines)
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 
 def reversal(out: Path | None, image: Path | None, as_json: bool) -> None:
