@@ -54,27 +54,47 @@ def main() -> None:
     layers = {name: measured(convolutions(*size, MEMBERS), rounds) for name, size in STEPS.items()}
     speed = {name: operations(*size) / layers[name]["one member"]["milliseconds"] / 1e6 for name, size in STEPS.items()}
     product = matrix_product()
-    machine = f"{platform.machine()}, torch {torch.__version__}, one thread, CPU time"
-    reached = " and ".join(f"{value:.0f}" for value in speed.values())
-    text = "\n".join(
+    machine = f"{platform.machine()}, torch {torch.__version__}"
+    kept = {
+        "machine": f"median of {rounds} interleaved rounds or more; {machine}, one thread, CPU time",
+        "networks": networks,
+        "convolutions": layers,
+        "gflops": speed,
+        "product": product,
+    }
+    (RESULTS / "residual.json").write_text(json.dumps(kept, indent=1) + "\n")
+    text = page(**kept)
+    print(text)
+    (RESULTS / "residual.md").write_text(text + "\n")
+    put("residual-perturbation.md", "cost", f"```sh\npython benchmarks/residual.py\n```\n\n{text}")
+
+
+def page(
+    machine: str, networks: dict[str, Costs], convolutions: dict[str, Costs], gflops: dict[str, float], product: float
+) -> str:
+    plain = {name: next(iter(costs.values()))["milliseconds"] for name, costs in networks.items()}
+    shares = {name: costs["one member"]["milliseconds"] / plain[name] for name, costs in convolutions.items()}
+    at_best = {name: MEMBERS * (share * gflops[name] / product + 1 - share) for name, share in shares.items()}
+    percent = {name: 100 * share for name, share in shares.items()}
+    return "\n".join(
         [
             *table("times one network", networks),
             "",
-            f"One plain network takes {' / '.join(first(costs) for costs in networks.values())} ms. "
-            f"Median of {rounds} interleaved rounds or more; {machine}.",
+            f"One plain network takes {' / '.join(f'{value:.3g}' for value in plain.values())} ms ({machine}).",
             "",
             "The convolutions after the first alone, there and back, for five members:",
             "",
-            *table("times one member", layers),
+            *table("times one member", convolutions),
             "",
-            f"One member's run at {reached} GFLOP/s, the product of two large matrices at {product:.0f}.",
+            f"One member's are {each(percent, '.0f')} % of its step and run at {each(gflops, '.0f')} GFLOP/s; the product of two "
+            f"large matrices runs at {product:.0f}. If five members' ran at that, and all else took five times as long, "
+            f"they would cost {each(at_best, '.2f')} times one.",
         ]
     )
-    print(text)
-    kept = {"machine": machine, "networks": networks, "convolutions": layers, "gflops": speed | {"product": product}}
-    (RESULTS / "residual.json").write_text(json.dumps(kept, indent=1) + "\n")
-    (RESULTS / "residual.md").write_text(text + "\n")
-    put("residual-perturbation.md", "cost", f"```sh\npython benchmarks/residual.py\n```\n\n{text}")
+
+
+def each(values: dict[str, float], form: str) -> str:
+    return " and ".join(f"{value:{form}}" for value in values.values())
 
 
 def table(title: str, cases: dict[str, Costs]) -> list[str]:
@@ -82,10 +102,6 @@ def table(title: str, cases: dict[str, Costs]) -> list[str]:
     cells = [[f"{costs[way]['cost']:.2f}" if way in costs else "" for costs in cases.values()] for way in names]
     rows = [" | ".join((way, *row)) for way, row in zip(names, cells, strict=True)]
     return [f"| {' | '.join((title, *cases))} |", f"|{'---|' * (1 + len(cases))}", *(f"| {row} |" for row in rows)]
-
-
-def first(costs: Costs) -> str:
-    return f"{next(iter(costs.values()))['milliseconds']:.3g}"
 
 
 def measured(ways: Ways, rounds: int) -> Costs:
