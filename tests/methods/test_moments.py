@@ -231,3 +231,11 @@ def test_settings_follow_the_shape_and_the_budget():
     assert Moments.fitting((20,), image_order()).generator_share == 1.0
     rates = [Moments.fitting((1, 28, 28), image_order(records=60_000, epsilon=e)).teacher_rate for e in (0.5, 3, 8)]
     assert rates == sorted(rates)
+
+
+def test_of_few_records_the_means_get_half_and_images_stay_as_they_are_drawn():
+    few, many = (Moments.fitting((1, 28, 28), image_order(records=records)) for records in (1000, 60_000))
+    assert (few.means_share, few.contrast, few.turn, few.generator_share) == (0.5, 1.0, 0.0, 1.0)
+    assert (many.means_share, many.contrast, many.turn) == (0.09, 2.2, 15.0)
+    assert Moments.fitting((20,), image_order(records=1000)).means_share == 0.5
+    assert all(sum(fitted._parts()) == pytest.approx(1) for fitted in (few, many))

@@ -19,6 +19,8 @@ from privet.randomness import before_training
 
 _SLANT_WEIGHT = 4.0
 """What a slant counts beside pixels."""
+_MANY = 20_000
+"""From so many records times epsilon on there are many: a teacher pays, and means are known well with little of the budget."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Moments:
         pooling: how much of each class's covariance is that of all classes together.
         generator_share: of the budget (of mu^2 of the Gaussian trade-off, in which releases add up) for the Gaussians; the
             rest is the teacher's. 1 means no teacher: examples then have the labels that they were drawn for.
+        means_share: of the generator's part, for the means; the more the fewer records there are. What it and the counts (a
+            hundredth) leave is divided between directions and covariances, one to two.
         contrast: of the images that are drawn, about their middle grey; 1 leaves them.
         turn, scale, shear, shift: the most that a random affine map does to an image: degrees, shares, slant, pixels.
         temperature: by which the teacher's scores are divided before they become probabilities.
@@ -46,6 +50,7 @@ class Moments:
     spread: float = 6.3
     pooling: float = 0.25
     generator_share: float = 0.5
+    means_share: float = 0.09
     contrast: float = 2.2
     turn: float = 15.0
     scale: float = 0.15
@@ -60,11 +65,18 @@ class Moments:
 
     @classmethod
     def fitting(cls, shape: tuple[int, ...], order: Order) -> Moments:
-        """The settings for records of a shape at a budget: chosen on MNIST, carried over in proportion to the pixels."""
+        """The settings for records of a shape at a budget: chosen on MNIST, carried over in proportion to the pixels.
+
+        Of few records the means take half of the budget, and images are left as they are drawn: chosen on digits.
+        """
         size = math.sqrt(math.prod(shape) / 784)
+        few = order.records * order.epsilon < _MANY
+        share = 0.5 if few else cls.means_share
         if len(shape) != 3:
-            return cls(min(100, math.prod(shape)), 14 * size, 9 * size, generator_share=1.0)
-        fitted = cls(bound=10 * size, spread=6.3 * size, shift=2.0 * min(shape[1:]) / 28)
+            return cls(min(100, math.prod(shape)), 14 * size, 9 * size, generator_share=1.0, means_share=share)
+        fitted = cls(bound=10 * size, spread=6.3 * size, shift=2.0 * min(shape[1:]) / 28, means_share=share)
+        if few:
+            fitted = replace(fitted, contrast=1.0, turn=0.0, scale=0.0, shear=0.0, shift=0.0)
         if order.labels == "votes" or not teachable(shape, order):
             return replace(fitted, generator_share=1.0)
         near = min(_TEACHERS, key=lambda epsilon: abs(math.log(epsilon / order.epsilon)))
@@ -85,7 +97,7 @@ class Moments:
             spread=self.spread,
             most=self.components,
             pooling=self.pooling,
-            noise=Noise.shared(sigma, *(self.generator_share * part for part in (0.01, 0.09, 0.3, 0.6))),
+            noise=Noise.shared(sigma, *(self.generator_share * part for part in self._parts())),
             ledger=ledger,
             randomness=randomness,
         )
@@ -100,6 +112,11 @@ class Moments:
         soft = probabilities(teacher, made, self.temperature) if teacher is not None else None
         hard = drawn if soft is None else soft.argmax(1)
         return Synthetic(made, hard, soft, ledger, self._told(gaussians))
+
+    def _parts(self) -> tuple[float, float, float, float]:
+        """Of the generator's budget: for counts, means, directions and covariances."""
+        left = 0.99 - self.means_share
+        return 0.01, self.means_share, left / 3, 2 * left / 3
 
     def _retouched(self, rows: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Images out of what was drawn: slanted again, with more contrast, each through a small affine map of its own."""
@@ -116,11 +133,9 @@ class Moments:
         return mapped(images, maps).clamp(0, 1)
 
     def _told(self, gaussians: ClassGaussians) -> dict[str, str]:
-        told = {
-            "Generator": f"a Gaussian for each class on {len(gaussians.directions)} common directions, with "
-            f"{100 * self.generator_share:g} % of the budget"
-        }
+        told = {"Generator": f"a Gaussian for each class on {len(gaussians.directions)} common directions"}
         if self.generator_share < 1:
+            told["Generator"] += f", with {100 * self.generator_share:g} % of the budget"
             told["Labels of the examples"] = (
                 f"by a private teacher (scattering features, a linear head, {self.teacher_steps} steps of DP-SGD)"
             )
@@ -133,7 +148,7 @@ _TEACHERS = {1.0: (0.5, 100, 10.0), 3.45: (0.5, 250, 16.0), 8.0: (0.5, 400, 25.0
 
 def teachable(shape: tuple[int, ...], order: Order) -> bool:
     """Whether a teacher pays: its thousands of parameters need images of some size, and many of them for their noise."""
-    return scatters(shape) and order.records * order.epsilon >= 20_000
+    return scatters(shape) and order.records * order.epsilon >= _MANY
 
 
 def check_records(records: Split, order: Order, components: int) -> None:

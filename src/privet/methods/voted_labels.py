@@ -84,7 +84,10 @@ class VotedLabels:
             queries=self.queries or None,
             on_step=on_step,
         )
-        settings = made.settings | {"Labels": self._told(answers, order)}
+        settings = made.settings | {
+            "Votes": f"with {100 * self.votes_share:g} % of the budget",
+            "Labels": self._told(answers, order),
+        }
         return Synthetic(made.inputs, labels, None, ledger, settings, place="voted labels")
 
     def _for_inputs(self, order: Order) -> Order:
