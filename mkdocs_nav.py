@@ -10,6 +10,7 @@ PAGES = {
     "Accounting": "accounting.md",
     "Recipes": "recipes.md",
     "Results": "results.md",
+    "The sources' numbers": "reproduced.md",
     "Artificial data": "synthesis.md",
     "Attacks": "attacks.md",
     "Audits": "audit.md",

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from privet.recipes.comparison import Comparison, Measured
 
 REVERSAL = "wang-reversal"
-PICTURE = "reversal.jpg"
 CURVES = "roc.svg"
 
 
@@ -119,26 +118,14 @@ def _mean(values: Sequence[float], digits: int) -> str:
 
 def reversal(out: Path | None, image: Path | None, as_json: bool) -> None:
     """Run the reversal with and without noise, and write its figure."""
-    import torch
+    from privet.reproduction.figure import make_figure
 
-    from privet.attacks.reversal import convolved, draw_reversal, picture, reverse
-
-    folder = out or Path("runs") / "reproduce" / REVERSAL
-    folder.mkdir(parents=True, exist_ok=True)
-    original = picture(image)
-    field, generator = convolved(), torch.Generator().manual_seed(0)
-    found = {
-        "ODE": reverse(original, field),
-        "SDE, strategy I, gamma 1": reverse(original, field, gamma=1.0, generator=generator),
-        "SDE, strategy II, gamma 1": reverse(original, field, gamma=1.0, multiplicative=True, generator=generator),
-    }
-    path = draw_reversal(folder / PICTURE, found)
+    path, errors = make_figure(out or Path("runs") / "reproduce" / REVERSAL, image)
     if as_json:
-        facts = {"picture": str(path), "rmse": {name: each.rmse for name, each in found.items()}}
-        typer.echo(json.dumps(facts, indent=1))
+        typer.echo(json.dumps({"picture": str(path), "rmse": errors}, indent=1))
         return
-    for name, each in found.items():
-        typer.echo(f"{name}: recovered with a root mean squared error of {each.rmse:.4f}")
+    for name, error in errors.items():
+        typer.echo(f"{name}: recovered with a root mean squared error of {error:.4f}")
     typer.echo(f"The picture: {path}")
 
 

@@ -14,6 +14,7 @@ import typer
 from privet.cli import comparisons, student_tables
 from privet.cli.program import AsJson, app
 from privet.cli.progress import fetching, training
+from privet.cli.reproduce_all import reproduce_all
 from privet.cli.train import Delta, check_budget, recipe_names
 from privet.errors import InputError
 
@@ -37,11 +38,18 @@ def method_names() -> list[str]:
 @app.command("reproduce", epilog="Example:  privet reproduce abadi-mnist --seeds 3")
 def reproduce(
     recipe: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="A recipe or a comparison by name, or a .yaml file.", autocompletion=_names, metavar="RECIPE"
+            help="A recipe or a comparison by name, or a .yaml file.", autocompletion=_names, metavar="[RECIPE]"
         ),
-    ],
+    ] = None,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Every table and figure of the sources, on one page. It takes hours, and goes on."),
+    ] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="With --all: make the page from the results that exist.")
+    ] = False,
     seeds: Annotated[
         int | None,
         typer.Option(help="How many seeds: 0, 1, ...; without it, 3 of a recipe and 1 of a comparison.", min=1),
@@ -60,7 +68,10 @@ def reproduce(
         Path | None,
         typer.Option(help="Where each training's figures are kept; what is there is not computed again."),
     ] = None,
-    results: Annotated[Path | None, typer.Option(help="A JSON file of results to put the rows into.")] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file of results to put the rows into; with --all, a folder of such files."),
+    ] = None,
     records: Annotated[
         str | None, typer.Option("--data", help="For a comparison: other records, for example folder:PATH.")
     ] = None,
@@ -73,8 +84,18 @@ def reproduce(
     """Run a recipe at every budget over several seeds, and print the published figures beside ours.
 
     A comparison trains a network in several ways, attacks each, and draws the ROC curves; wang-reversal draws what can be
-    recovered from a network's features; triastcyn-mnist and triastcyn-fashion compare students of artificial data.
+    recovered from a network's features; triastcyn-mnist and triastcyn-fashion compare students of artificial data. --all does
+    everything that belongs to the four sources, and says for each number why it differs.
     """
+    if every or no_run:
+        _refuse("--all", "runs everything", epsilon=epsilon, method=method, data=records, line=line, image=image)
+        if recipe is not None or not every:
+            raise InputError("--no-run belongs to --all, and --all takes no RECIPE.")
+        check_budget(1.0, delta)
+        reproduce_all(out=out, results=results, seeds=seeds, delta=delta, run=not no_run, as_json=as_json)
+        return
+    if recipe is None:
+        raise InputError(f"Name what to reproduce, or take --all: there are {', '.join(_names())}.")
     if recipe == comparisons.REVERSAL:
         _refuse(recipe, "draws a figure", seeds=seeds, epsilon=epsilon, method=method, data=records, line=line)
         comparisons.reversal(out, image, as_json)

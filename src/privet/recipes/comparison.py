@@ -39,10 +39,11 @@ FOLDER = "comparisons"
 
 @dataclass(frozen=True)
 class Figures:
-    """What a publication states for a line of the table, in percent and as an area."""
+    """What a publication states for a line of the table, in percent and as an area, and why ours differs, where it does."""
 
     accuracy: float
     auc: float | None = None
+    differs: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class Comparison:
     test_classes: tuple[int, ...] = ()
     depth: int = 8
     delta: float = 1e-5
+    differs: str = ""
+    """In what the whole differs from the publication that it follows."""
 
     def __post_init__(self) -> None:
         check_origins(self.origins, {"depth", "schedule", "dpsgd", "lines"})
@@ -271,7 +274,7 @@ def _by_classes(dataset: Dataset, training: tuple[int, ...], test: tuple[int, ..
 
 def _key(comparison: Comparison, dataset: Dataset, line: Line, seed: int) -> str:
     told = dataclasses.asdict(comparison)
-    for name in ("title", "why", "origins", "lines", *(() if line.dpsgd else ("dpsgd",))):
+    for name in ("title", "why", "differs", "origins", "lines", *(() if line.dpsgd else ("dpsgd",))):
         told.pop(name)
     told |= {"line": dataclasses.asdict(dataclasses.replace(line, published=None)), "seed": seed}
     told["data"] = dataset.fingerprint

@@ -96,11 +96,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class Published:
-    """A figure to stand beside ours."""
+    """A figure to stand beside ours, and why ours differs, where it does."""
 
     epsilon: float
     accuracy: float
     by: str
+    differs: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class Recipe:
     published: tuple[Published, ...] = ()
     methods: tuple[str, ...] = ("dpsgd",)
     """The methods that `privet reproduce` compares by it."""
+    differs: str = ""
+    """In what the whole differs from the publication that it follows."""
 
     def __post_init__(self) -> None:
         if not self.budgets or not all(row.get("epsilon", 0) > 0 for row in self.budgets):
@@ -135,6 +138,11 @@ class Recipe:
     def epsilons(self) -> tuple[float, ...]:
         """The budgets that the recipe was made for."""
         return tuple(row["epsilon"] for row in self.budgets)
+
+    def published_near(self, epsilon: float) -> Published | None:
+        """The published figure nearest to a budget, if there is one within a tenth of it."""
+        near = [p for p in self.published if abs(p.epsilon / epsilon - 1) <= 0.1]
+        return min(near, key=lambda p: abs(p.epsilon - epsilon), default=None)
 
     def with_arguments(self, **arguments: int) -> Recipe:
         """The same recipe with other arguments of its model."""

@@ -67,8 +67,7 @@ class Row:
 
     def published(self, recipe: Recipe) -> Published | None:
         """The published figure nearest to this budget, if there is one within a tenth of it."""
-        near = [p for p in recipe.published if abs(p.epsilon / self.epsilon - 1) <= 0.1]
-        return min(near, key=lambda p: abs(p.epsilon - self.epsilon), default=None)
+        return recipe.published_near(self.epsilon)
 
 
 def reproduce(

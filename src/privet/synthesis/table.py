@@ -47,6 +47,8 @@ class Line:
     seeds: int = 0
     """How many are run at most; 0 means as many as asked for. Methods that take an hour get one."""
     published: dict[str, float] = dataclasses.field(default_factory=dict)
+    differs: str = ""
+    """Why ours is another figure than the source's."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Comparison:
     lines: tuple[Line, ...]
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
     """Where the settings of the methods came from."""
+    differs: str = ""
+    """In what the whole differs from the source."""
 
 
 @dataclass(frozen=True)
