@@ -6,11 +6,13 @@ from privet.audit.canaries import Canaries, mislabelled, out_of_distribution
 from privet.audit.claim import Claim
 from privet.audit.guessing import audit_guesses
 from privet.audit.one_step import step
+from privet.audit.published import published_noise
 from privet.audit.recorded import recorded
 from privet.audit.releases import release
 from privet.audit.result import Audit
 from privet.audit.threshold import audit_scores
 from privet.audit.trained import trainer
+from privet.audit.voting import votes
 from privet.audit.whole_run import training
 
 __all__ = [
@@ -27,9 +29,11 @@ __all__ = [
     "mechanism",
     "mislabelled",
     "out_of_distribution",
+    "published_noise",
     "recorded",
     "release",
     "step",
     "trainer",
     "training",
+    "votes",
 ]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeGuard
 
 from privet.audit.one_step import noises, step
+from privet.audit.published import published_noise
 from privet.audit.result import Audit
+from privet.audit.voting import votes
 from privet.audit.whole_run import training
 from privet.clipping import FlatClipping
 from privet.data import Progress
 from privet.errors import InputError
 from privet.noise import NoisePlan
-from privet.privacy import Claimed, Event, Gaussian, Ledger, PoissonSampled
-from privet.privacy.events import GroupedL2, IsotropicL2, PureEpsilon
+from privet.noise.shaped import CLAIM
+from privet.privacy import Claimed, Event, Gaussian, Ledger, NoisyVotes, PoissonSampled
+from privet.privacy.events import GroupedL2, IsotropicL2, PureEpsilon, tally
 
 FEWER = 10
 """Noise that is drawn release by release gets so many times fewer draws."""
@@ -29,23 +32,25 @@ def recorded(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Audit, ...]:
-    """Audit the mechanism that a run used, by the code that trains: its step, and a whole training of such steps.
+    """Audit the mechanism that a run used, by the code that trains: its step, and a whole training of such steps; or its votes.
 
     The records of the run take no part. The whole training is audited where its noise is Gaussian. Where a ledger holds what is
-    only claimed, what the run did is not what the ledger says, and auditing the latter would clear the former: refused.
+    only claimed, what the run did is not what the ledger says, and auditing the latter would clear the former: refused, but
+    for optimised noise as published, whose step has an audit of its own.
     """
+    common: dict[str, Any] = {"delta": delta, "confidence": confidence, "seed": seed, "progress": progress}
+    if ledger.guarantee == CLAIM:
+        _, noise, _ = _step(ledger)
+        assert isinstance(noise, PureEpsilon)
+        return (published_noise(noise.epsilon, draws=max(40, draws // FEWER), **common),)
     if isinstance(ledger.guarantee, Claimed):
         raise InputError(
             f"the ledger holds what is {ledger.guarantee}: the code that trains by a proof would be audited in its stead."
         )
+    if voted := _voted(ledger):
+        return (votes(*voted, draws=draws, **common),)
     rate, noise, count = _step(ledger)
-    settings: dict[str, Any] = {
-        "rate": rate,
-        "delta": delta,
-        "confidence": confidence,
-        "seed": seed,
-        "progress": progress,
-    }
+    settings = {"rate": rate, **common}
     if not isinstance(noise, Gaussian):
         name, plan = _other(noise)
         return (
@@ -61,6 +66,16 @@ def recorded(
     return tuple(found)
 
 
+def _voted(ledger: Ledger) -> tuple[float, int] | None:
+    """The noise of the votes and the number of answers, of a ledger that holds any; of several the loudest."""
+    found = [(event.noise_multiplier, count) for event, count in tally(ledger.event) if _is_vote(event)]
+    return min(found, default=None)
+
+
+def _is_vote(event: Event) -> TypeGuard[NoisyVotes]:
+    return isinstance(event, NoisyVotes) and event.noise == "gaussian"
+
+
 def _step(ledger: Ledger) -> tuple[float, Event, int]:
     """The rate, the noise and the number of the most frequent step that can be audited again; of several the loudest."""
     counts = Counter[Event]()
@@ -74,8 +89,8 @@ def _step(ledger: Ledger) -> tuple[float, Event, int]:
     if found:
         return max(found, key=lambda step: (step[2], -getattr(step[1], "noise_multiplier", 0.0)))
     raise InputError(
-        "the ledger holds no steps of (sampled) Gaussian or optimised noise, and only these can be audited again; audit "
-        "other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."
+        "the ledger holds no votes and no steps of (sampled) Gaussian or optimised noise, and only these can be audited "
+        "again; audit other mechanisms from Python with privet.audit.mechanism or privet.audit.trainer."
     )
 
 
