@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
+    parser.add_argument("--no-memory", action="store_true", help="leave memory as it was measured last")
     parser.add_argument("--measure-time", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--measure-memory", nargs=3, metavar=("MODEL", "VARIANT", "BATCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -322,6 +322,10 @@ def write(rows: list[dict[str, Any]], models: list[str], variants: list[str]) ->
     path = RESULTS / "engine.json"
     # A run of a part replaces that part and leaves the rest.
     kept = json.loads(path.read_text()) if path.exists() else []
+    known = {(row["model"], row["variant"]): row["memory_ratio"] for row in kept}
+    for row in rows:
+        if row["memory_ratio"] is None:
+            row["memory_ratio"] = known.get((row["model"], row["variant"]))
     kept = [row for row in kept if not (row["model"] in models and row["variant"] in variants)]
     order = {model: i for i, model in enumerate(CASES)}
     rows = sorted(
@@ -357,7 +361,7 @@ def cell(row: dict[str, Any] | None) -> str:
         return "does not run"
     memory = "" if row["memory_ratio"] is None else f" ({row['memory_ratio']:.2f})"
     time_ratio = f"{row['time_ratio']:.2f}"
-    kept = f", {row['time_ratio_kept']:.2f}"
+    kept = f", {row['time_ratio_kept']:.2f}" if row.get("time_ratio_kept") is not None else ""
     return (f"**{time_ratio}**" if row["variant"].startswith("privet") else time_ratio) + kept + memory
 
 
