@@ -90,7 +90,7 @@ class Moments:
         inputs, labels = records.tensors
         image = inputs.ndim == 4
         gaussians = release_gaussians(
-            described(inputs) if image else inputs.flatten(1),
+            _described(inputs) if image else inputs.flatten(1),
             labels,
             order.classes,
             bound=self.bound,
@@ -120,7 +120,8 @@ class Moments:
 
     def _retouched(self, rows: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Images out of what was drawn: slanted again, with more contrast, each through a small affine map of its own."""
-        images = drawn_images(rows, shape, self.contrast)
+        images = sheared(rows[:, :-1].reshape(-1, *shape), -rows[:, -1] / _SLANT_WEIGHT)
+        images = ((images - 0.5) * self.contrast + 0.5).clamp(0, 1)
 
         def uniform(most: float) -> Tensor:
             return most * (2 * torch.rand(len(images), generator=generator) - 1)
@@ -161,13 +162,7 @@ def check_records(records: Split, order: Order, components: int) -> None:
         )
 
 
-def described(images: Tensor) -> Tensor:
+def _described(images: Tensor) -> Tensor:
     """Each image as its upright pixels and its slant."""
     straight, slants = upright(images)
     return torch.cat([straight.flatten(1), _SLANT_WEIGHT * slants[:, None]], 1)
-
-
-def drawn_images(rows: Tensor, shape: tuple[int, ...], contrast: float) -> Tensor:
-    """Images out of such descriptions that were drawn: slanted again, and with more contrast."""
-    images = sheared(rows[:, :-1].reshape(-1, *shape), -rows[:, -1] / _SLANT_WEIGHT)
-    return ((images - 0.5) * contrast + 0.5).clamp(0, 1)
