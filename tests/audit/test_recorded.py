@@ -70,7 +70,7 @@ def test_what_is_only_claimed_is_not_cleared_by_an_audit_of_something_else():
 
 def test_optimised_noise_as_published_is_refuted_by_its_own_code():
     event = PublishedShapeNoise(1 / 0.5, dict).event()
-    (one,) = recorded(ledger(event, event), 1e-5, draws=8000)
+    (one,) = recorded(ledger(*[PoissonSampled(0.1, event)] * 2), 1e-5, draws=8000)
     assert one.name == "One step, optimised noise as published"
     assert one.claim.epsilon == pytest.approx(0.5, rel=1e-3)
     assert one.refuted

@@ -16,7 +16,7 @@ from privet.errors import InputError
 from privet.noise import NoisePlan
 from privet.noise.shaped import CLAIM
 from privet.privacy import Claimed, Event, Gaussian, Ledger, NoisyVotes, PoissonSampled
-from privet.privacy.events import GroupedL2, IsotropicL2, PureEpsilon, tally
+from privet.privacy.events import GroupedL2, IsotropicL2, PureEpsilon, Under, tally
 
 FEWER = 10
 """Noise that is drawn release by release gets so many times fewer draws."""
@@ -84,6 +84,7 @@ def _step(ledger: Ledger) -> tuple[float, Event, int]:
     found = []
     for event, count in counts.items():
         rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
+        inner = inner.event if isinstance(inner, Under) else inner
         if isinstance(inner, Gaussian | PureEpsilon | GroupedL2 | IsotropicL2):
             found.append((rate, inner, count))
     if found:

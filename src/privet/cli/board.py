@@ -138,7 +138,9 @@ def _cells(outcome: Outcome) -> list[str]:
         MARKS[standing.kind],
         f"{100 * record.test_accuracy:.2f} %",
         round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
-        f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}" if audit else "",
+        f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{', refuted' * audit.refuted}"
+        if audit
+        else "",
         f"{attack.auc:.3f}" if attack else "",
         f"{100 * rate.tpr:.3g} %" if rate else "",
         f"{row.seconds:.0f}",
