@@ -246,4 +246,5 @@ def test_the_gans_say_what_stands_behind_their_epsilon(tmp_path, options, said):
     if "--as-published" in options:  # the claim's own accountant, which calibrated the noise, everywhere
         assert all("epsilon = 3 " in line and "moments accountant" in line for line in stated)
         assert "moments accountant, which calibrated the noise" in card
+    assert ("a draw from noisy values" in card) is ("--as-published" not in options)
     assert RunRecord.read(out).place in ("embedding layer", "critic")
