@@ -10,9 +10,11 @@ from jinja2 import ChoiceLoader, PackageLoader
 
 from privet.data.whole import write_whole
 from privet.report.page import environment
+from privet.reproduction.chapters import ACCURACY, AREA
 from privet.reproduction.entry import Chapter, Entry, Section
 
 FILE = "reproduced.html"
+_DIGITS = {ACCURACY: 2, AREA: 3}
 _TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".svg": "image/svg+xml"}
 
 
@@ -42,8 +44,8 @@ def number(value: float | None, quantity: str) -> str:
     """As many digits as the quantity deserves."""
     if value is None:
         return ""
-    if quantity == "accuracy %":
-        return f"{value:.2f}"
+    if quantity in _DIGITS:
+        return f"{value:.{_DIGITS[quantity]}f}"
     return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
 
@@ -65,7 +67,8 @@ def ours(entry: Entry) -> str:
 def difference(entry: Entry) -> str:
     if entry.difference is None:
         return ""
-    small = f"{round(entry.difference, 2) + 0.0:+.2f}" if entry.quantity == "accuracy %" else f"{entry.difference:+.3g}"
+    digits = _DIGITS.get(entry.quantity)
+    small = f"{entry.difference:+.3g}" if digits is None else f"{round(entry.difference, digits) + 0.0:+.{digits}f}"
     return small if abs(entry.difference) < 1000 else f"{entry.difference:+,.0f}"
 
 
