@@ -27,6 +27,22 @@ def test_a_long_training_leaves_lines_in_a_log(capsys, monkeypatch):
     )
 
 
+def test_the_time_left_is_that_of_what_is_being_done(capsys, monkeypatch):
+    clock = iter([0.0, 1000.0, 1010.0, 1020.0])
+    monkeypatch.setattr("privet.cli.progress.time.monotonic", lambda: next(clock))
+    with training(1e-5) as show:
+        show({"step": 10, "steps": 10})
+        show({"what": "Attacking", "step": 1, "steps": 4})
+        show({"what": "Attacking", "step": 2, "steps": 4})
+    assert capsys.readouterr().err == "Training 10/10: 0 s left\nAttacking 2/4: 10 s left\n"
+
+
+def test_an_epsilon_that_is_only_claimed_says_so_in_every_line_and_leaves_the_reason_to_the_page():
+    with redirect_stderr(Terminal()) as terminal, training(1e-5) as show:
+        show({"step": 1, "steps": 2, "epsilon": 0.5, "guarantee": "only claimed by a paper: its bound is hoped for"})
+    assert "epsilon 0.500 at delta 1e-05 (only claimed by a paper) " in terminal.getvalue()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

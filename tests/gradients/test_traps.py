@@ -300,6 +300,17 @@ def test_several_models_with_several_optimizers() -> None:
         torch.testing.assert_close(gradients[name].double(), oracle, atol=1e-5, rtol=1e-4)
 
 
+def test_second_derivatives_are_refused_and_stay_possible_while_the_engine_is_paused() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(5, 4, requires_grad=True)
+    with Engine(model) as engine:
+        with pytest.raises(PrivetError, match=r"second derivatives.*engine\.paused"):
+            torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        with engine.paused():
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            (bend,) = torch.autograd.grad(slope.square().sum(), x)
+    assert bend.abs().sum() > 0
+
+
 def test_two_forwards_before_one_backward() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     x, z = torch.randn(5, 4), torch.randn(5, 4)

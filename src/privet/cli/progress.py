@@ -83,14 +83,17 @@ def _lines(delta: float) -> Stepped:
     from privet.report.words import duration
 
     began = last = time.monotonic()
+    doing = None
 
     def show(step: Mapping[str, Any]) -> None:
-        nonlocal last
+        nonlocal began, last, doing
         now = time.monotonic()
+        what, done, total = step.get("what", "Training"), step["step"], step["steps"]
+        if what != doing:  # the time left is that of what is being done
+            began, doing = now if doing else began, what
         if now - last < SECONDS_BETWEEN_LINES:
             return
         last = now
-        what, done, total = step.get("what", "Training"), step["step"], step["steps"]
         left = f"{duration((now - began) / done * (total - done))} left"
         standing = ", ".join(filter(None, (_standing(step, delta), left)))
         print(f"{what} {done}/{total}: {standing}", file=sys.stderr, flush=True)
@@ -101,6 +104,7 @@ def _lines(delta: float) -> Stepped:
 def _standing(step: Mapping[str, Any], delta: float) -> str:
     said = [f"loss {step['loss']:.3f}"] if "loss" in step else []
     if "epsilon" in step:
-        claimed = "" if str(step.get("guarantee", "proved")) == "proved" else f" ({step['guarantee']})"
+        standing = str(step.get("guarantee", "proved"))
+        claimed = "" if standing == "proved" else f" ({standing.partition(':')[0]})"  # the reason is on the run's page
         said.append(f"epsilon {step['epsilon']:.3f} at delta {delta:g}{claimed}")
     return ", ".join(said)

@@ -16,7 +16,6 @@ from privet.gradients.per_example import PerExampleGradients
 from privet.gradients.recorder import Pass, Recorder, UnsupportedModelError, _tensors
 from privet.gradients.reduction import SampledOutput, loss_being_differentiated, reduction_of
 from privet.gradients.refused import refuse_mixing_modules
-from privet.gradients.tap import tap
 from privet.gradients.use import Budget
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
@@ -169,7 +168,7 @@ class Engine:
         self._pop()
         if self._depth == 0 and self._pass is not None and self._watches(out):
             self._output = SampledOutput.of(out)
-            return tap(out, self._output.receive)
+            out.register_hook(self._output.receive)
         return None
 
     def _watches(self, out: Any) -> bool:
@@ -204,7 +203,7 @@ class Engine:
             self._recorder.listen()
             self._listening = True
             return
-        first = next(_tensors(inputs), None)
+        first = next(iter(_tensors(inputs)), None)
         if first is None or first.ndim <= self.batch_dim:
             raise UnsupportedModelError(
                 f"The model's first input has no dimension {self.batch_dim} that could hold the records; "

@@ -27,7 +27,7 @@ class Moved:
     """The first batched argument."""
     stride: int
     """Its stride."""
-    tensors: tuple[tuple[Tensor, int | None], ...]
+    tensors: Sequence[tuple[Tensor, int | None]]
     """Every tensor argument with its stride (None: does not depend on the batch)."""
     out: Tensor
     records: int

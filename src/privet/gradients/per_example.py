@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,16 +33,18 @@ class PerExampleGradients:
         self.uses = tuple(_joined(finished.received, finished.budget))
         self._sources = {use: {slot: recorder.sources(t) for slot, t in use.slots.items()} for use in self.uses}
         """For each use and slot, the names of the parameters behind it."""
-        self._name_of = {id(p): name for name, p in recorder.parameters.items()}.get
+        self._name_of = recorder.name_of
         self._groups = tuple(self._find_groups())
         self._norms: tuple[dict[str, Tensor], Tensor] | None = None
-        """Squared norms for each parameter, and of the whole gradients."""
+        """Squared norms for each parameter in use, before they are scaled, and scaled ones of the whole gradients."""
         self._bad: Tensor | None = None
         self._spent = False
 
     def squared_norms(self) -> dict[str, Tensor]:
         """For each parameter, the squared norm of every record's gradient, as float64."""
-        return self._measured()[0]
+        norms = self._measured()[0]
+        nothing = torch.zeros(self.records, dtype=torch.float64)
+        return {name: norms[name] * self._scale**2 if name in norms else nothing for name in self.names}
 
     def total_squared_norms(self) -> Tensor:
         """The squared norm of every record's whole gradient, as float64."""
@@ -63,14 +65,18 @@ class PerExampleGradients:
     @torch.no_grad()
     def _measured(self) -> tuple[dict[str, Tensor], Tensor]:
         if self._norms is None:
-            norms = torch.stack(self._compute_squared_norms()).mul_(self._scale**2)
-            total = norms.sum(0)
+            norms = self._compute_squared_norms()
+            total = (
+                torch.stack(list(norms.values())).sum(0) if norms else torch.zeros(self.records, dtype=torch.float64)
+            )
+            total *= self._scale**2
             if not math.isfinite(total.sum().item()):
                 self._bad = ~total.isfinite()
                 for use in self.uses:
                     use.drop(self._bad)
-                norms[:, self._bad], total[self._bad] = 0.0, 0.0
-            self._norms = dict(zip(self.names, norms, strict=True)), total
+                for values in (*norms.values(), total):
+                    values[self._bad] = 0.0
+            self._norms = norms, total
         return self._norms
 
     def weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, last: bool = False) -> dict[str, Tensor]:
@@ -81,10 +87,11 @@ class PerExampleGradients:
         """
         self._check_held()
         self._measured()  # finds the records that must not take part
-        by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else dict(weights)
+        by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else weights
         # Names that shared a weight still do: what they share is computed once.
         dtype = next(iter(self._parameters.values())).dtype
-        once = {id(weight): (weight * self._scale).to(dtype) for weight in by_name.values()}
+        distinct = {id(weight): weight for weight in by_name.values()}
+        once = {key: (weight * self._scale).to(dtype) for key, weight in distinct.items()}
         scaled = {name: once[id(weight)] for name, weight in by_name.items()}
         total: dict[str, Tensor] = {}
         with torch.no_grad():
@@ -133,8 +140,11 @@ class PerExampleGradients:
 
     # --- how --------------------------------------------------------------------------------------------------------
 
-    def _find_groups(self) -> Iterator[tuple[tuple[Use, str, Tensor], ...]]:
+    def _find_groups(self) -> Iterable[tuple[tuple[Use, str, Tensor], ...]]:
         """Uses that must be added up before their norm is taken: those that share a parameter."""
+        behind = [name for slots in self._sources.values() for names in slots.values() for name in names]
+        if len(set(behind)) == len(behind) == sum(map(len, self._sources.values())):  # nothing is shared
+            return [((use, slot, tensor),) for use in self.uses for slot, tensor in use.slots.items()]
         parent = {name: name for name in self.names}
 
         def root(name: str) -> str:
@@ -150,10 +160,9 @@ class PerExampleGradients:
         for use, slots in self._sources.items():
             for slot, names in slots.items():
                 groups[root(names[0])].append((use, slot, use.slots[slot]))
-        for group in groups.values():
-            yield tuple(group)
+        return map(tuple, groups.values())
 
-    def _compute_squared_norms(self) -> list[Tensor]:
+    def _compute_squared_norms(self) -> dict[str, Tensor]:
         norms: dict[str, Tensor] = {}
         alone, shared = self._divided()
         for group in shared:
@@ -161,9 +170,7 @@ class PerExampleGradients:
         for use, slots in alone.items():
             found = use.squared_norms()
             norms.update({name: found[slot] for slot, name in slots.items()})
-        if len(norms) < len(self.names):
-            norms = dict.fromkeys(self.names, torch.zeros(self.records, dtype=torch.float64)) | norms
-        return [norms[name] for name in self.names]
+        return norms
 
     def _divided(self) -> tuple[dict[Use, dict[str, str]], list[tuple[tuple[Use, str, Tensor], ...]]]:
         """The slots that are parameters used once, by use, with their names; and the groups that have to be added up."""
@@ -171,7 +178,7 @@ class PerExampleGradients:
         shared = []
         for group in self._groups:
             use, slot, tensor = group[0]
-            name = self._name_of(id(tensor))
+            name = self._name_of(tensor)
             if len(group) == 1 and name is not None:
                 alone[use][slot] = name
             else:
@@ -199,7 +206,7 @@ class PerExampleGradients:
 
     def _pull_back(self, tensor: Tensor, gradient: Tensor, *, batched: bool) -> dict[str, Tensor]:
         """From the gradient of a tensor computed from parameters to the gradients of those parameters."""
-        name = self._name_of(id(tensor))
+        name = self._name_of(tensor)
         if name is not None:
             return {name: gradient}
         parameters = list(self._parameters.items())
@@ -221,12 +228,16 @@ class PerExampleGradients:
                         total[name] = total[name] + gradient if name in total else gradient
 
 
-@torch.no_grad()
-def _joined(uses: Sequence[Use], budget: Budget) -> Iterator[Use]:
+def _joined(uses: Sequence[Use], budget: Budget) -> list[Use]:
     """The uses, with those that do the same with the same parameters joined into one where their rule can."""
     alike: dict[tuple[object, ...], list[Use]] = defaultdict(list)
     for use in uses:
-        alike[type(use), *((slot, id(tensor)) for slot, tensor in use.slots.items())].append(use)
-    for first, *others in alike.values():
-        whole = first.join(others, budget) if others else None
-        yield from (first, *others) if whole is None else (whole,)
+        alike[type(use), *use.slots, *map(id, use.slots.values())].append(use)
+    if len(alike) == len(uses):
+        return list(uses)
+    joined = []
+    with torch.no_grad():
+        for first, *others in alike.values():
+            whole = first.join(others, budget) if others else None
+            joined += [first, *others] if whole is None else [whole]
+    return joined

@@ -8,7 +8,7 @@ stands guard and refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType
@@ -165,6 +165,10 @@ class Recorder(TorchFunctionMode):
         # A slot refers to it after the forward pass is over, when nothing else may.
         self.current.derived.append(out)
 
+    def name_of(self, tensor: Tensor) -> str | None:
+        """The name of a tensor that is a parameter itself."""
+        return self._names.get(id(tensor))
+
     def sources(self, tensor: Tensor) -> list[str]:
         """The names of the parameters that a tracked tensor depends on."""
         if id(tensor) in self._names:
@@ -199,17 +203,21 @@ class Recorder(TorchFunctionMode):
         name = _name(func)
         if self._suspended or name in _SILENT or (name not in _GETTERS_THAT_MOVE and func.__name__ == "__get__"):
             return func(*args, **kwargs)
-        tensors = list(_tensors(args))
-        if kwargs:
-            tensors += _tensors(kwargs)
-        batched = any(self.stride(t) is not None for t in tensors)
+        tensors = _tensors((args, kwargs) if kwargs else args)
+        batched = tracked = False
+        known: list[tuple[Tensor, int | None]] = []
+        for tensor in tensors:
+            mark = self._mark_of(tensor)
+            stride = mark if isinstance(mark, int) else None
+            known.append((tensor, stride))
+            batched = batched or stride is not None
+            tracked = tracked or id(tensor) in self._names or isinstance(mark, Derived)
         if batched and name in REFUSED:
             raise self.refusal(REFUSED[name])
-        tracked = torch.is_grad_enabled() and any(self.tracks(t) for t in tensors)
-        if not tracked:
+        if not (tracked and torch.is_grad_enabled()):
             out = func(*args, **kwargs)
             if batched:
-                self._follow(name, args, kwargs, tensors, out)
+                self._follow(name, args, kwargs, known, out)
             return out
         if not batched:
             return self._from_parameters_alone(name, func, args, kwargs, tensors)
@@ -218,7 +226,7 @@ class Recorder(TorchFunctionMode):
                 return _unguarded(func)(*args, **kwargs)
         operation = Operation(self, name, func, args, kwargs)
         out = RULES[name](operation) if name in RULES else operation.generic()
-        self._follow(name, args, kwargs, tensors, out)
+        self._follow(name, args, kwargs, known, out)
         return out
 
     def _from_parameters_alone(
@@ -235,11 +243,15 @@ class Recorder(TorchFunctionMode):
         return out
 
     def _follow(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: list[tuple[Tensor, int | None]],
+        out: Any,
     ) -> None:
         if isinstance(out, Tensor) and self.stride(out) is not None and not name.endswith("_"):
             return
-        known = tuple((t, self.stride(t)) for t in tensors)
         source, stride = next((t, s) for t, s in known if s is not None)
         if any(s == UNKNOWN for _, s in known):
             stride = UNKNOWN
@@ -282,17 +294,23 @@ _ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, 
 """What is neither a tensor nor holds one. Asked first: ``isinstance(1, Tensor)`` is slow."""
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if type(value) in _ATOMS:
-        return
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in a value, in order; a tensor alone is its own list."""
+    found: list[Tensor] = []
+    _gather((value,), found)
+    return found
+
+
+def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
+    for value in values:
+        if type(value) in _ATOMS:
+            continue
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            _gather(value, found)
+        elif isinstance(value, dict):
+            _gather(value.values(), found)
 
 
 def _only_repeats_single(source: Tensor, out: Tensor) -> bool:

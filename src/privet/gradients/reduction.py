@@ -26,6 +26,8 @@ _STATE_IT = (
 _REDUCTIONS: dict[int, Reduction] = {1: "mean", 2: "sum"}
 _PASSING = {"ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"}
 _SAMPLED = 8
+_CALLS = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
+"""What starts a backward pass, and the argument that holds the loss."""
 
 
 @dataclass
@@ -39,7 +41,7 @@ class SampledOutput:
     def of(cls, out: Tensor) -> SampledOutput:
         return cls(_sampled_rows(out.detach()).clone())
 
-    def receive(self, saved: tuple[Tensor, ...], gradient: Tensor) -> None:
+    def receive(self, gradient: Tensor) -> None:
         self.gradients = _sampled_rows(gradient)
 
     def divisor(self) -> float | None:
@@ -125,10 +127,9 @@ def _has_class_weights(node: Any) -> bool:
 
 def loss_being_differentiated() -> Tensor:
     """The tensor on which the running backward pass was called, from inside that pass."""
-    codes = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
     frame = sys._getframe(1)
     while frame is not None:
-        argument = codes.get(frame.f_code)
+        argument = _CALLS.get(frame.f_code)
         if argument is not None:
             roots = frame.f_locals[argument]
             roots = [roots] if isinstance(roots, Tensor) else list(roots)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from privet.errors import PrivetError
 
 Receive = Callable[[tuple[Tensor, ...], Tensor], None]
 """Called in the backward pass with what was saved and the gradient of the tapped tensor."""
@@ -28,8 +29,8 @@ class _Tap(torch.autograd.Function):
         return out.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at this point
         ctx.receive(saved, grad)
         return grad, None, None, *(None for _ in saved)
@@ -48,8 +49,8 @@ class _Copies(torch.autograd.Function):
         return tensor.expand(shape)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         ctx.receive((), grad)
         return None, None, None, None
 
@@ -58,6 +59,15 @@ def copies(tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
     """`tensor` expanded to `shape`; `receive` gets the gradient of the expanded tensor, not its sum."""
     expanded: Tensor = _apply(_Copies)(_ANCHOR, tensor.detach(), shape, receive)
     return expanded
+
+
+def _refuse_second_derivatives() -> None:
+    """A gradient of a gradient would not come by here. Sooner said, and cheaper, than by ``once_differentiable``."""
+    if torch.is_grad_enabled():
+        raise PrivetError(
+            "A backward pass with create_graph=True went through the model: the engine has no second derivatives. Take a "
+            "gradient penalty inside engine.paused()."
+        )
 
 
 def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -108,11 +109,19 @@ def outputs(
     return scores(rest, dataset.train), scores(rest, dataset.test)
 
 
-def scores(model: nn.Module, records: Split) -> Tensor:
-    """The class scores of every record, the model being in evaluation mode from here on."""
+def scores(model: nn.Module, records: Split, on_batch: Callable[[int], None] = lambda done: None) -> Tensor:
+    """The class scores of every record, the model being in evaluation mode from here on.
+
+    After each batch `on_batch` is told how many records are done. Batches are small: in the cache a network of convolutions
+    is twice as fast.
+    """
     model.eval()
+    found, done = [], 0
     with torch.no_grad():
-        return torch.cat([model(records.batch(rows)[0]) for rows in torch.arange(len(records)).split(1000)])
+        for rows in torch.arange(len(records)).split(250):
+            found.append(model(records.batch(rows)[0]))
+            on_batch(done := done + len(rows))
+    return torch.cat(found)
 
 
 def _standardise(model: OnFeatures, settings: Settings, records: Split, releases: Releases) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from privet.attacks import LossThreshold
-from privet.data import Dataset
+from privet.data import Dataset, Split
 from privet.errors import InputError
 from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.residual_perturbation import UNIT, Perturbed, Schedule, train
@@ -93,7 +93,7 @@ def run_residual(
     ledger = Ledger(out / "ledger.jsonl", relation=Relation.REPLACE_ONE, unit=UNIT)
     with ledger, logged(out, on_step) as log:
         done = train(model, dataset.train, perturbation, schedule, delta=delta, ledger=ledger, seed=seed, on_step=log)
-    inside, outside = scores(model, dataset.train), scores(model, dataset.test)
+    inside, outside = (scores(model, records, _shown(records, on_step)) for records in (dataset.train, dataset.test))
     roc = LossThreshold()(lambda given: given, (inside, dataset.train.labels), (outside, dataset.test.labels))
     record = RunRecord(
         title=title_of(dataset),
@@ -124,6 +124,11 @@ def run_residual(
     record.write(out)
     renew(out)
     return RunRecord.read(out)
+
+
+def _shown(records: Split, on_step: OnStep | None) -> Callable[[int], None]:
+    """The progress of asking the network for the scores of records."""
+    return lambda done: on_step({"what": "Attacking", "step": done, "steps": len(records)}) if on_step else None
 
 
 def _shortened(schedule: Schedule, epochs: int) -> Schedule:

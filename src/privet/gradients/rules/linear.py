@@ -146,7 +146,7 @@ class Linear(Use):
         """The output gradients of each record summed over its sequence: the gradients of the bias."""
         if self.sums is None:
             assert self.grad is not None
-            self.sums = self.grad.sum(1) if self.grad.shape[1] > 1 else self.grad[:, 0]
+            self.sums = self.grad.sum(1) if self.grad.shape[1] > 1 else self.grad.squeeze(1)
         return self.sums
 
     def grad_gram(self) -> list[Tensor]:
@@ -161,7 +161,7 @@ class Linear(Use):
         if "weight" in self.slots:
             x, grad, scale = self.x, self.grad, weights["weight"].to(self.grad.dtype)
             if self.method == "product":
-                x, grad, scale = x[:, 0], grad[:, 0], scale[:, None]
+                x, grad, scale = x.squeeze(1), grad.squeeze(1), scale.unsqueeze(1)
             elif grad.stride(0) < grad.stride(1):
                 # Records inside sequences: then so they are flattened, without a copy.
                 x, grad, scale = x.transpose(0, 1), grad.transpose(0, 1), scale[:, None]
@@ -177,6 +177,8 @@ class Linear(Use):
 
 def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
     """`tensor` as ``(records, length, features)``."""
+    if tensor.ndim == 2 and len(tensor) == records and stride == tensor.shape[1]:
+        return tensor.unsqueeze(1)
     return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
 
 
