@@ -21,15 +21,20 @@ from torch.utils.hooks import RemovableHandle
 from privet.clipping.factors import clipping_factors
 from privet.clipping.rows import clipped_rows
 from privet.errors import InputError
+from privet.methods.residual_parts import (
+    SHORTCUTS,
+    found_blocks,
+    last_layers,
+    members_in,
+    networks,
+    shortcut_of,
+    skips,
+)
 from privet.noise import GaussianNoise
 from privet.privacy import Event, NotPrivate
 from privet.privacy.residual import input_event, query_event, stream_event
 from privet.randomness import Source
 
-BLOCKS = ("ResidualBlock", "BasicBlock", "Bottleneck", "PreActBlock", "PreActBottleneck")
-"""Classes of blocks that are known by name: those of this library, of torchvision and of well-known scripts."""
-SHORTCUTS = ("shortcut", "downsample", "skip")
-"""What a block calls the part that brings the stream to the shape of its output."""
 CHUNK = 2**14
 """Numbers that are made and used at once."""
 PUBLISHED_BOUND = 30.0
@@ -153,27 +158,50 @@ class AppliedPerturbation:
         at_test: bool = True,
     ) -> None:
         self.perturbation, self.at_test = perturbation, at_test
-        self.blocks = _found(model, blocks)
-        """The names of the blocks that have noise."""
-        self.members = len(_prefixes(self.blocks))
-        """How many networks there are: more than one in an ensemble."""
-        self.heads: tuple[str, ...] = ()
-        """The names of the last layers that have noise: under strategy II with pi."""
+        self._blocks = found_blocks(model, blocks)
+        self._heads = last_layers(model, self._blocks) if perturbation.multiplicative and perturbation.pi else {}
         self._input_source: Source | None = source
         self._generator = source if isinstance(source, torch.Generator) else None
         self._streams: dict[nn.Module | None, Tensor] = {}
         self._handles: list[RemovableHandle] = []
         if perturbation.radius is not None:
             self._handles.append(model.register_forward_pre_hook(self._noisy_input))
-        for name in self.blocks:
-            block = model.get_submodule(name)
-            if perturbation.needs_stream and (shortcut := _shortcut(block)) is not None:
+        for block in self._blocks.values():
+            if perturbation.needs_stream and (shortcut := shortcut_of(block)) is not None:
                 self._handles.append(shortcut.register_forward_hook(self._remember))
             self._handles.append(block.register_forward_hook(self._noisy_block))
-        if perturbation.multiplicative and perturbation.pi:
-            self.heads = _heads(model, self.blocks)
-            for name in self.heads:
-                self._handles.append(model.get_submodule(name).register_forward_hook(self._noisy_scores))
+        for head in self._heads.values():
+            self._handles.append(head.register_forward_hook(self._noisy_scores))
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the blocks that have noise."""
+        return tuple(self._blocks)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the last layers that have noise: under strategy II with pi."""
+        return tuple(self._heads)
+
+    @property
+    def members(self) -> int:
+        """How many networks there are: more than one in an ensemble, whether its members are joined into one or not."""
+        return sum(networks(self._blocks).values())
+
+    @property
+    def epoch(self) -> Event:
+        """What an epoch of training costs this network, with all its members."""
+        return self.perturbation.epoch(_counted(self._blocks) // self.members, self.members)
+
+    @property
+    def query(self) -> Event:
+        """What one answer of this network costs, with all its members."""
+        return self.perturbation.query(_counted(self._blocks), _counted(self._heads))
+
+    def is_in(self, model: nn.Module) -> bool:
+        """Whether this is the network that the noise is in: not a copy, and not one from which it was removed."""
+        parts = dict(model.named_modules())
+        return bool(self._handles) and all(parts.get(name) is block for name, block in self._blocks.items())
 
     def remove(self) -> None:
         """Take the noise out again."""
@@ -211,8 +239,8 @@ class AppliedPerturbation:
         stream = self._stream(block, args[0], out) if how.needs_stream else None
         if how.bound is not None:
             # Without a skip connection, all that leaves a block is its residual mapping.
-            skipped: Tensor | float = 0.0 if stream is None or not _skips(block) else stream
-            out = skipped + _clipped(out - skipped, how.bound)
+            skipped: Tensor | float = 0.0 if stream is None or not skips(block) else stream
+            out = skipped + _clipped(out - skipped, how.bound, members_in(block))
         if not how.gamma:
             return out
         if how.multiplicative and stream is not None:
@@ -221,11 +249,11 @@ class AppliedPerturbation:
 
     def _stream(self, block: nn.Module, x: Tensor, out: Tensor) -> Tensor | None:
         """The stream at the shape of the block's output; none where strategy I has no skip connection to look at."""
-        if (shortcut := _shortcut(block)) in self._streams:
+        if (shortcut := shortcut_of(block)) in self._streams:
             return self._streams.pop(shortcut)
         if x.shape == out.shape:
             return x
-        if not self.perturbation.multiplicative and not _skips(block):
+        if not self.perturbation.multiplicative and not skips(block):
             return None
         raise InputError(
             f"A {type(block).__name__} turns {tuple(x.shape[1:])} into {tuple(out.shape[1:])}, and has no part named "
@@ -236,9 +264,11 @@ class AppliedPerturbation:
         assert isinstance(head, nn.Linear) and self.perturbation.weight_norm is not None
         if not (self.at_test or head.training):
             return scores
-        squares = head.weight.square().sum() + (0 if head.bias is None else head.bias.square().sum())
+        members = members_in(head)
+        squares = head.weight.square().view(members, -1).sum(1, keepdim=True)
         lengths = args[0].square().sum(-1, keepdim=True)
         if head.bias is not None:  # the bias is the weight of an input that is always 1
+            squares = squares + head.bias.square().view(members, -1).sum(1, keepdim=True)
             lengths = lengths + 1
         scaled = scores * clipping_factors(squares.sqrt(), self.perturbation.weight_norm)
         noisy: Tensor = scaled + lengths.sqrt() * self._noise(scores, self.perturbation.pi)
@@ -262,37 +292,9 @@ class AppliedPerturbation:
         return flat.normal_(0.0, deviation, generator=self._generator)
 
 
-def _found(model: nn.Module, blocks: Sequence[str] | None) -> tuple[str, ...]:
-    modules = dict(model.named_modules())
-    if blocks is not None:
-        for name in blocks:
-            if name not in modules:
-                raise InputError(f"The model has no part named {name!r}: name its residual blocks.")
-        return tuple(blocks)
-    found = tuple(name for name, module in modules.items() if type(module).__name__ in BLOCKS)
-    if not found:
-        raise InputError(
-            f"No part of the {type(model).__name__} is a {' or a '.join(BLOCKS[:3])}: name its residual blocks with blocks=."
-        )
-    return found
-
-
-def _prefixes(blocks: Sequence[str]) -> list[str]:
-    """The networks that the blocks belong to: of an ensemble, its members."""
-    parts = [name.split(".") for name in blocks]
-    return list(dict.fromkeys(f"members.{part[1]}." if part[0] == "members" else "" for part in parts))
-
-
-def _heads(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
-    """The last linear layer of each network: of a member of an ensemble, the one that shares its prefix."""
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    heads = []
-    for prefix in _prefixes(blocks):
-        own = [name for name in linear if name.startswith(prefix)]
-        if not own:
-            raise InputError("Strategy II with pi puts noise on a last linear layer, and the model has none.")
-        heads.append(own[-1])
-    return tuple(heads)
+def _counted(parts: dict[str, nn.Module]) -> int:
+    """How many parts there are, those of a joined ensemble as often as it has members."""
+    return sum(members_in(part) for part in parts.values())
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -300,16 +302,8 @@ def _is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
-def _shortcut(block: nn.Module) -> nn.Module | None:
-    parts = (getattr(block, name, None) for name in SHORTCUTS)
-    return next((part for part in parts if isinstance(part, nn.Module)), None)
-
-
-def _skips(block: nn.Module) -> bool:
-    return getattr(block, "shortcut", block) is not None
-
-
-def _clipped(rows: Tensor, bound: float) -> Tensor:
-    """Each row scaled down to a norm of at most `bound`; gradients flow through the factor, too."""
-    factors = clipping_factors(rows.flatten(1).norm(dim=1), bound)
-    return rows * factors.view(-1, *[1] * (rows.ndim - 1))
+def _clipped(rows: Tensor, bound: float, members: int) -> Tensor:
+    """Each member's part of each row scaled down to a norm of at most `bound`; gradients flow through the factor, too."""
+    parts: Tensor = rows.unflatten(1, (members, -1))
+    factors = clipping_factors(parts.flatten(2).norm(dim=2), bound)
+    return (parts * factors.view(*factors.shape, *[1] * (parts.ndim - 2))).flatten(1, 2)

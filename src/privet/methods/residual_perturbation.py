@@ -113,7 +113,7 @@ def train(
         raise InputError("Residual perturbation hides which input a record has: its ledger is for replace-one.")
     randomness = Randomness.of(seed)
     applied = perturbation.apply(model, blocks=blocks, source=randomness.noise)
-    event = perturbation.epoch(len(applied.blocks) // applied.members, applied.members)
+    event = applied.epoch
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=schedule.learning_rate,
@@ -173,7 +173,11 @@ class Answering:
     """A network of strategy II that answers, and whose weights stay hidden: every answer is in the ledger before it is given.
 
     Formal guarantees: those of Theorem 2, under its assumptions, which travel with every event. An ensemble has the blocks and
-    the last layers of all its members, and pays for each.
+    the last layers of all its members, and pays for each, also where they are joined into one network, which answers few rows
+    faster::
+
+        network = ensemble.joined()
+        serving = Answering(network, perturbation.apply(network))
     """
 
     model: nn.Module
@@ -186,10 +190,12 @@ class Answering:
     @property
     def query(self) -> Event:
         """What one answer costs."""
-        return self.applied.perturbation.query(len(self.applied.blocks), max(1, len(self.applied.heads)))
+        return self.applied.query
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The class scores of each row, with fresh noise."""
+        if not (self.applied.at_test and self.applied.is_in(self.model)):
+            raise InputError("The network would answer without noise: apply the perturbation to it.")
         self.ledger.record(self.query, len(inputs))
         self.model.eval()
         with torch.no_grad():
