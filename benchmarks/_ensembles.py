@@ -1,4 +1,4 @@
-"""An ensemble of ResNet8 as one network in several ways, and the convolutions of its members in even more."""
+"""An ensemble of ResNet8 in ways that the library does not have, and the convolutions of its members in even more."""
 
 from __future__ import annotations
 
@@ -17,41 +17,6 @@ LAYERS = ((16, 16, 1, 1), (16, 16, 1, 1), (16, 32, 2, 1), (32, 32, 1, 2), (32, 6
 """Of ResNet8 after its first: maps before and after, stride, and by how much the side of the image has shrunk."""
 
 Convolve = Callable[..., Tensor]
-
-
-class Grouped(nn.Module):
-    """One network with grouped convolutions: batch norm of all maps is that of each member."""
-
-    def __init__(self, members: int, classes: int = 10) -> None:
-        super().__init__()
-        self.members = members
-        self.stem = nn.Conv2d(3, 16 * members, 3, 1, 1, bias=False)
-        stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
-        self.residuals = nn.ModuleList(self._residual(*stage) for stage in stages)
-        self.norm = nn.BatchNorm2d(64 * members)
-        self.heads = nn.Parameter(torch.randn(members, classes, 64) / 8)
-
-    def _residual(self, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-        k = self.members
-        return nn.Sequential(
-            nn.BatchNorm2d(k * inputs),
-            nn.ReLU(),
-            nn.Conv2d(k * inputs, k * outputs, 3, stride, 1, bias=False, groups=k),
-            nn.BatchNorm2d(k * outputs),
-            nn.ReLU(),
-            nn.Conv2d(k * outputs, k * outputs, 3, 1, 1, bias=False, groups=k),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(4 * (x - 0.5))
-        for residual in self.residuals:
-            out = residual(x)
-            if out.shape != x.shape:
-                split = x[:, :, ::2, ::2].unflatten(1, (self.members, -1))
-                x = F.pad(split, (0, 0, 0, 0, 0, split.shape[2])).flatten(1, 2)
-            x = x + out
-        maps = F.relu(self.norm(x)).mean((2, 3)).unflatten(1, (self.members, -1))
-        return torch.einsum("nkc,kjc->nj", maps, self.heads) / self.members
 
 
 class SharedStem(nn.Module):

@@ -16,11 +16,12 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
-from _ensembles import Grouped, Mapped, SharedStem, convolutions, operations
+from _ensembles import Mapped, SharedStem, convolutions, operations
 from _page import put
 from engine import keep_freed_memory
 from torch import Tensor, nn
@@ -35,6 +36,13 @@ MEMBERS = 5
 STEPS = {"a step, 128 of 32x32": (128, 32), "a step, 32 of 16x16": (32, 16)}
 """The paper's size, and that of the comparison on CIFAR-10."""
 ANSWER = "an answer, one of 32x32"
+ROWS = (1, 2, 4, 8, 16, 32, 128)
+SIDES = (32, 16)
+GOAL = 4
+"""What five members may cost, in units of one network."""
+IN_TURN, LAST, FIRST = (
+    f"En{MEMBERS}, {way}" for way in ("one member after the other", "joined, channels last", "joined, channels first")
+)
 PERTURBED = ("I", "II")
 
 Ways = dict[str, Callable[[], Any]]
@@ -51,6 +59,7 @@ def main() -> None:
     torch.manual_seed(0)
     networks = {name: measured(steps(*size), rounds if size[0] > 100 else 3 * rounds) for name, size in STEPS.items()}
     networks[ANSWER] = measured(answers(), 10 * rounds)
+    few = {rows: few_rows(rows, rounds * max(1, 64 // rows)) for rows in ROWS}
     layers = {name: measured(convolutions(*size, MEMBERS), rounds) for name, size in STEPS.items()}
     speed = {name: operations(*size) / layers[name]["one member"]["milliseconds"] / 1e6 for name, size in STEPS.items()}
     product = matrix_product()
@@ -58,6 +67,7 @@ def main() -> None:
     kept = {
         "machine": f"median of {rounds} interleaved rounds or more; {machine}, one thread, CPU time",
         "networks": networks,
+        "answers": few,
         "convolutions": layers,
         "gflops": speed,
         "product": product,
@@ -70,7 +80,12 @@ def main() -> None:
 
 
 def page(
-    machine: str, networks: dict[str, Costs], convolutions: dict[str, Costs], gflops: dict[str, float], product: float
+    machine: str,
+    networks: dict[str, Costs],
+    answers: dict[int, Costs],
+    convolutions: dict[str, Costs],
+    gflops: dict[str, float],
+    product: float,
 ) -> str:
     plain = {name: next(iter(costs.values()))["milliseconds"] for name, costs in networks.items()}
     shares = {name: costs["one member"]["milliseconds"] / plain[name] for name, costs in convolutions.items()}
@@ -82,6 +97,13 @@ def page(
             "",
             f"One plain network takes {' / '.join(f'{value:.3g}' for value in plain.values())} ms ({machine}).",
             "",
+            "Answers of the plain ensemble to so many rows at once, each in units of one network's answer to as many:",
+            "",
+            *table("rows", {str(rows): costs for rows, costs in answers.items()}),
+            "",
+            f"Joined, channels first, five members cost at most {GOAL} times one for up to "
+            f"{' and '.join(f'{at_most(answers, side)} rows of {side}x{side}' for side in SIDES)}.",
+            "",
             "The convolutions after the first alone, there and back, for five members:",
             "",
             *table("times one member", convolutions),
@@ -91,6 +113,16 @@ def page(
             f"they would cost {each(at_best, '.2f')} times one.",
         ]
     )
+
+
+def at_most(answers: dict[int, Costs], side: int) -> int:
+    """For how many rows, and all fewer, the joined ensemble reaches the goal."""
+    reached = takewhile(lambda rows: answers[rows][of_side(FIRST, side)]["cost"] <= GOAL, answers)
+    return max(reached, default=0)
+
+
+def of_side(way: str, side: int) -> str:
+    return f"{way}, {side}x{side}"
 
 
 def each(values: dict[str, float], form: str) -> str:
@@ -134,6 +166,17 @@ def answers() -> Ways:
     return {name: partial(answer, model.eval(), laid_out(x, name)) for name, model in networks().items()}
 
 
+def few_rows(rows: int, rounds: int) -> Costs:
+    """The ensemble in turn and joined, against one network's answers to as many images of the same size."""
+    found: Costs = {}
+    for side in SIDES:
+        x = torch.rand(rows, 3, side, side)
+        made = {name: model for name, model in networks().items() if name in ("one network", IN_TURN, LAST, FIRST)}
+        costs = measured({way: partial(answer, model.eval(), laid_out(x, way)) for way, model in made.items()}, rounds)
+        found |= {of_side(way, side): cost for way, cost in costs.items() if way != "one network"}
+    return found
+
+
 def laid_out(x: Tensor, way: str) -> Tensor:
     return x if way.endswith("first") else x.contiguous(memory_format=torch.channels_last)
 
@@ -144,10 +187,10 @@ def networks() -> dict[str, nn.Module]:
         made[f"the network under strategy {strategy}"] = as_images(resnet())
         ResidualPerturbation(0.5, strategy).apply(made[f"the network under strategy {strategy}"])
     return made | {
-        f"En{MEMBERS}, one member after the other": as_images(resnet(members=MEMBERS)),
+        IN_TURN: as_images(resnet(members=MEMBERS)),
         f"En{MEMBERS}, the first layers as one": as_images(SharedStem(MEMBERS)),
-        f"En{MEMBERS}, grouped, channels last": as_images(Grouped(MEMBERS)),
-        f"En{MEMBERS}, grouped, channels first": Grouped(MEMBERS),
+        LAST: as_images(resnet(members=MEMBERS)).joined(),
+        FIRST: resnet(members=MEMBERS).joined(),
         f"En{MEMBERS}, torch.func.vmap": Mapped(MEMBERS),
     }
 

@@ -105,8 +105,9 @@ class Ensemble(nn.Module):
     def joined(self) -> nn.Module:
         """The same ensemble as one network with grouped convolutions, on copies of the weights and buffers.
 
-        It answers few rows faster, in fewer calls; it trains large batches slower. Noise that was put into the members is not in
-        it: `ResidualPerturbation.apply` puts it in anew, and counts every member.
+        In fewer calls, it is faster than the members in turn for few rows (on one core, up to four of 32x32 or sixteen of 16x16)
+        and slower for many: see `benchmarks/residual.py`. Noise that was put into the members is not in it:
+        `ResidualPerturbation.apply` puts it in anew, and counts every member.
         """
         if self._build is None:
             raise InputError("Only the ensembles that `resnet(members=...)` makes can be joined into one network.")
