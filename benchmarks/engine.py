@@ -3,7 +3,10 @@
 All variants of a model run interleaved in one process on one thread; what is compared is process CPU time, as the median
 over rounds of the ratio to plain training in the same round. Memory is the peak above the process's base, each variant in
 a process of its own. One training step is zero_grad, forward, backward, clipping, and a step of SGD; no noise, no sampling.
-Time is measured twice: with the C library's settings as they come, and with freed memory kept (see `keep_freed_memory`).
+Time is measured twice: with the C library's settings as they come, and with freed memory kept (`privet.keep_freed_memory`). As
+it comes, the library decides what to keep by the largest block that was freed so far, so that a variant with large blocks spares
+the others some of their page faults: the same plain step is faster where Opacus runs in the same process. With freed memory
+kept no variant has page faults, and no ratio depends on which variants run.
 
     python benchmarks/engine.py [--models mlp,cnn] [--variants plain,privet] [--rounds 15]
 """
@@ -12,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
 import json
 import platform
 import statistics
@@ -31,6 +33,8 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parent))
 from _cases import CASES, Case
 from _page import put
+
+import privet
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -124,19 +128,6 @@ def make_step(case: Case, variant: str, batch: int | None = None) -> Step:
     return opacus_step(copy.deepcopy(model), x, y, mode)
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep freed memory instead of returning it to the system.
-
-    By default it decides by the largest block that was freed so far, so that a variant with large blocks spares the others
-    some of their page faults: the same plain step is faster where Opacus runs in the same process. This way no variant has
-    page faults, and no ratio depends on which variants run.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        library, trim_threshold, mmap_max = ctypes.CDLL(None), -1, -4  # numbers of malloc.h
-        library.mallopt(mmap_max, 0)
-        library.mallopt(trim_threshold, 2**31 - 1)
-
-
 def cpu_seconds(step: Step) -> float:
     start = time.process_time()
     step()
@@ -175,7 +166,7 @@ def time_ratios_apart(
 def measure_time(model: str, variants: str, rounds: str, kept: str) -> None:
     torch.set_num_threads(1)
     if int(kept):
-        keep_freed_memory()
+        privet.keep_freed_memory()
     print(json.dumps(time_ratios(CASES[model], variants.split(","), int(rounds))))
 
 

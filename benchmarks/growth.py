@@ -22,7 +22,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from _cases import Block, Case, Transformer
 from _page import put
-from engine import IMAGES, RESULTS, _status, cpu_seconds, keep_freed_memory, machine, make_step
+from engine import IMAGES, RESULTS, _status, cpu_seconds, machine, make_step
+
+import privet
 
 
 def transformer(length: int) -> Case:
@@ -93,7 +95,7 @@ def main() -> None:
         print(measure_memory(curve, int(size), variant))
         return
     torch.set_num_threads(1)
-    keep_freed_memory()
+    privet.keep_freed_memory()
     rows = []
     for curve, (title, make, sizes) in CURVES.items():
         print(f"\n{curve}: {title}", flush=True)

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from _ensembles import Mapped, SharedStem, convolutions, operations
 from _page import put
-from engine import keep_freed_memory
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -55,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    keep_freed_memory()
+    privet.keep_freed_memory()
     torch.manual_seed(0)
     networks = {name: measured(steps(*size), rounds if size[0] > 100 else 3 * rounds) for name, size in STEPS.items()}
     networks[ANSWER] = measured(answers(), 10 * rounds)

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from privet.allocator import keep_freed_memory
     from privet.gradients import fix
     from privet.training import BudgetExhausted, make_private
 
-_PUBLIC = {"BudgetExhausted": "privet.training", "fix": "privet.gradients", "make_private": "privet.training"}
+_PUBLIC = {
+    "BudgetExhausted": "privet.training",
+    "fix": "privet.gradients",
+    "keep_freed_memory": "privet.allocator",
+    "make_private": "privet.training",
+}
 _ROOMS = (
     "attacks",
     "audit",
@@ -26,7 +32,7 @@ _ROOMS = (
     "training",
 )
 
-__all__ = ["BudgetExhausted", "__version__", "fix", "make_private"]
+__all__ = ["BudgetExhausted", "__version__", "fix", "keep_freed_memory", "make_private"]
 
 
 def __getattr__(name: str) -> Any:

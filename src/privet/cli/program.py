@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from privet import __version__
+from privet.allocator import keep_freed_memory
 from privet.errors import PrivetError
 
 # The order of the work. A verb is listed in the help when its file registers it, never before it works.
@@ -80,4 +81,5 @@ def main() -> None:
     # Threads that wait by spinning starve each other as soon as anything else runs on the machine: a step of the demo
     # then took six times its time. It must be said before PyTorch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     app(prog_name="privet")
