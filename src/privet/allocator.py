@@ -13,8 +13,8 @@ def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees, for the next step. Returns whether the C library can (glibc does).
 
     glibc gives large freed blocks back to the system, which hands them out again page by page, filled with zeros: in a
-    training step that frees what the next one needs, a tenth of the time and more. What is kept counts as the process's
-    own until it ends.
+    training step that frees what the next one needs, up to a quarter of the time (`benchmarks/freed_memory.py`). What is
+    kept counts as the process's own until it ends.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

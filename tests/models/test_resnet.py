@@ -148,6 +148,10 @@ def test_a_joined_ensemble_is_saved_and_loaded_and_copied():
 def test_networks_that_were_put_together_by_hand_are_not_joined():
     with pytest.raises(InputError, match="resnet"):
         Ensemble([resnet(), resnet()]).joined()
+    changed = resnet(members=2)
+    changed.members[1][-4] = torch.nn.Tanh()
+    with pytest.raises(InputError, match="other layers"):
+        changed.joined()
 
 
 @pytest.mark.parametrize(

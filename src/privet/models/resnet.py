@@ -112,7 +112,9 @@ class Ensemble(nn.Module):
         if self._build is None:
             raise InputError("Only the ensembles that `resnet(members=...)` makes can be joined into one network.")
         with torch.device("meta"):  # nothing is drawn
-            network = self._build(members=len(self.members))
+            one, network = self._build(), self._build(members=len(self.members))
+        if any(str(member) != str(one) for member in self.members):
+            raise InputError("A member has other layers than `resnet` gave it: such an ensemble cannot be joined.")
         states = [member.state_dict() for member in self.members]
         network.load_state_dict({name: _beside([state[name] for state in states]) for name in states[0]}, assign=True)
         return network.train(self.training)
