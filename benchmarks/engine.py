@@ -170,11 +170,11 @@ def measure_time(model: str, variants: str, rounds: str, kept: str) -> None:
     print(json.dumps(time_ratios(CASES[model], variants.split(","), int(rounds))))
 
 
-def peak_memory(model: str, variant: str, batch: int | None = None) -> int | None:
-    """Peak bytes above the base in a process of its own, or None where the variant does not run."""
+def peak_memory(model: str, variant: str, batch: int | None = None) -> float | None:
+    """Peak bytes above the base, the median of three processes of its own, or None where the variant does not run."""
     command = [sys.executable, __file__, "--measure-memory", model, variant, str(batch or 0)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 else None
+    done = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
+    return statistics.median(int(one.stdout) for one in done) if not any(one.returncode for one in done) else None
 
 
 def measure_memory(model: str, variant: str, batch: int) -> int:
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--no-memory", action="store_true", help="leave memory as it was measured last")
+    parser.add_argument("--only", choices=["time", "memory"], help="leave the other as it was measured last")
     parser.add_argument("--measure-time", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--measure-memory", nargs=3, metavar=("MODEL", "VARIANT", "BATCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -236,9 +236,13 @@ def measure(name: str, variants: list[str], options: argparse.Namespace) -> list
     case = CASES[name]
     chosen = [v for v in variants if case.images or not v.endswith("channels_last")]
     print(f"\n{case.title}", flush=True)
-    ratios, failures = time_ratios_apart(name, chosen, options.rounds, kept=False)
-    ratios_kept, _ = time_ratios_apart(name, chosen, options.rounds, kept=True)
-    base = None if options.no_memory else peak_memory(name, "plain")
+    ratios: dict[str, list[float]] = {}
+    ratios_kept: dict[str, list[float]] = {}
+    failures: dict[str, str] = {}
+    if options.only != "memory":
+        ratios, failures = time_ratios_apart(name, chosen, options.rounds, kept=False)
+        ratios_kept, _ = time_ratios_apart(name, chosen, options.rounds, kept=True)
+    base = None if options.only == "time" else peak_memory(name, "plain")
     rows = []
     for variant in chosen:
         row: dict[str, Any] = {
@@ -251,23 +255,26 @@ def measure(name: str, variants: list[str], options: argparse.Namespace) -> list
         }
         if variant in failures:
             row["failed"] = failures[variant]
-        else:
+        elif ratios:
             quartiles = statistics.quantiles(ratios[variant], n=4)
             row["time_ratio"] = round(statistics.median(ratios[variant]), 3)
             row["time_quartiles"] = [round(quartiles[0], 3), round(quartiles[2], 3)]
             row["time_ratio_kept"] = round(statistics.median(ratios_kept[variant]), 3)
-            peak = None if base is None else peak_memory(name, variant)
-            row["memory_ratio"] = round(peak / base, 3) if peak is not None and base else None
+        if base and variant not in failures:
+            peak = base if variant == "plain" else peak_memory(name, variant)
+            row["memory_ratio"] = round(peak / base, 3) if peak is not None else None
         rows.append(row)
         print("  " + said(row), flush=True)
     return rows
 
 
 def said(row: dict[str, Any]) -> str:
-    if row["time_ratio"] is None:
+    if "failed" in row:
         return f"{row['variant']:22} does not run: {row['failed']}"
-    low, high = row["time_quartiles"]
     memory = f"{row['memory_ratio']:.2f}" if row["memory_ratio"] is not None else "-"
+    if row["time_ratio"] is None:
+        return f"{row['variant']:22} memory {memory}"
+    low, high = row["time_quartiles"]
     time_ratio = f"time {row['time_ratio']:6.2f} ({low:.2f} to {high:.2f})"
     return f"{row['variant']:22} {time_ratio}, with freed memory kept {row['time_ratio_kept']:.2f}   memory {memory}"
 
@@ -313,10 +320,11 @@ def write(rows: list[dict[str, Any]], models: list[str], variants: list[str]) ->
     path = RESULTS / "engine.json"
     # A run of a part replaces that part and leaves the rest.
     kept = json.loads(path.read_text()) if path.exists() else []
-    known = {(row["model"], row["variant"]): row["memory_ratio"] for row in kept}
+    known = {(row["model"], row["variant"]): row for row in kept}
     for row in rows:
-        if row["memory_ratio"] is None:
-            row["memory_ratio"] = known.get((row["model"], row["variant"]))
+        for key, value in known.get((row["model"], row["variant"]), {}).items():
+            if row.get(key) is None and key != "machine" and "failed" not in row:
+                row[key] = value
     kept = [row for row in kept if not (row["model"] in models and row["variant"] in variants)]
     order = {model: i for i, model in enumerate(CASES)}
     rows = sorted(
