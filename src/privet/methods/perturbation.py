@@ -35,7 +35,7 @@ from privet.privacy import Event, NotPrivate
 from privet.privacy.residual import input_event, query_event, stream_event
 from privet.randomness import Source
 
-CHUNK = 2**14
+CHUNK = 2**16
 """Numbers that are made and used at once."""
 PUBLISHED_BOUND = 30.0
 """G, where nothing enforces one: the paper's."""
