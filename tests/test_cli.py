@@ -98,7 +98,8 @@ def test_an_error_is_one_sentence_on_the_error_stream(monkeypatch, error, code, 
 
 def test_control_c_ends_with_one_sentence_and_130():
     code = (
-        "import sys, time, privet.data\n"
+        "import signal, sys, time, privet.data\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for what it runs in the background
         "privet.data.get = lambda *_, **__: (print('waiting', flush=True), time.sleep(60))\n"
         "sys.argv = ['privet', 'data', 'get', 'digits']\n"
         "from privet.cli import main; main()\n"
