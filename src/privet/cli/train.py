@@ -148,8 +148,9 @@ def train(
 
     if method is Method.residual and (recipe is not None or resume):
         raise InputError("residual has a schedule of its own and starts anew: leave --recipe and --resume out.")
+    why = "you asked for it"
     if method is Method.residual_dpsgd and recipe is None:
-        recipe = "resnet-dpsgd"
+        recipe, why = "resnet-dpsgd", "residual-dpsgd is about this network"
     chosen = recipes.load(recipe) if recipe is not None else None
     dataset = load_records(data, str(schema) if schema else None)
     others = report.find_others(out, dataset.fingerprint, tuned_from or ())
@@ -168,7 +169,6 @@ def train(
         )
         say(record, out, as_json)
         return
-    why = "you asked for it"
     if chosen is None:
         chosen, why = recipes.pick(dataset)
     if not as_json:
