@@ -1,8 +1,8 @@
 """Clipped sums of per-example gradients: Privet against plain training and every mode of Opacus.
 
 All variants of a model run interleaved in one process on one thread; what is compared is process CPU time, as the median
-over rounds of the ratio to plain training in the same round. Memory is the peak above the process's base, each variant in
-a process of its own. One training step is zero_grad, forward, backward, clipping, and a step of SGD; no noise, no sampling.
+over rounds of the ratio to plain training in the same round. Memory is the peak above the process's base, the median of three
+processes of each variant. One training step is zero_grad, forward, backward, clipping, a step of SGD; no noise, no sampling.
 Time is measured twice: with the C library's settings as they come, and with freed memory kept (`privet.keep_freed_memory`). As
 it comes, the library decides what to keep by the largest block that was freed so far, so that a variant with large blocks spares
 the others some of their page faults: the same plain step is faster where Opacus runs in the same process. With freed memory
