@@ -75,7 +75,7 @@ def main() -> None:
     text = page(**kept)
     print(text)
     (RESULTS / "residual.md").write_text(text + "\n")
-    put("residual-perturbation.md", "cost", f"```sh\npython benchmarks/residual.py\n```\n\n{text}")
+    put("residual-perturbation.md", "cost", f"```sh\npython benchmarks/residual.py --rounds {rounds}\n```\n\n{text}")
 
 
 def page(
