@@ -40,7 +40,7 @@ def test_the_names_of_opacus_mean_the_same() -> None:
         ({"poisson_sampling": False}, "always Poisson-sampled"),
         ({"grad_sample_mode": "ghost"}, "engine chooses"),
         ({"noise_generator": None}, "seed="),
-        ({"batch_first": False}, "batch_dim=1"),
+        ({"batch_first": False}, "any dimension"),
         ({"clipping": "adaptive", "max_grad_norm": None}, r"AdaptiveClipping\(1.0\)"),
         ({"target_epsilon": 1.0, "epsilon": 1.0}, "two names of one argument"),
     ],

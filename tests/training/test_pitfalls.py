@@ -136,8 +136,8 @@ def test_masked_losses_keep_the_bound_and_a_masked_record_has_no_say(physical: i
     whole = ended(list(range(20)))
     assert 0.02 < float((whole - ended([i for i in range(20) if i != 5])).norm()) <= (1 / 20) * (1 + 1e-3)
     torch.testing.assert_close(whole, ended([i for i in range(20) if i not in (7, 8)]), atol=1e-7, rtol=1e-5)
-    with pytest.raises(PrivetError, match="ignored"):
-        ended(list(range(20)), "mean")
+    mean = ended(list(range(20)), "mean")  # over each record's own targets
+    assert 0.02 < float((mean - ended([i for i in range(20) if i != 5], "mean")).norm()) <= (1 / 20) * (1 + 1e-3)
 
 
 def test_batches_are_poisson_sampled_and_not_shuffled() -> None:
@@ -159,13 +159,18 @@ def test_batches_are_poisson_sampled_and_not_shuffled() -> None:
     assert private.plan.step_event(0) == PoissonSampled(0.2, Gaussian(1.0))
 
 
-def test_the_same_data_pushed_through_twice_is_refused() -> None:
-    model, optimizer, private = make()
-    with pytest.raises(PrivetError, match=r"records, and \d+ were drawn"):
-        for x, y in private.batches():
-            F.cross_entropy(model(torch.cat([x, x])), torch.cat([y, y])).backward()
+def test_the_same_data_pushed_through_twice_is_one_record() -> None:
+    x, y = data(20).tensors
+    ends = []
+    for kept in (20, 19):
+        model, optimizer, private = private_for(
+            network(), TensorDataset(50 * x[:kept], y[:kept]), batch_size=20, public_size=20, steps=1
+        )
+        for inputs, labels in private.batches():
+            F.cross_entropy(model(torch.cat([inputs, -inputs])), torch.cat([labels, labels])).backward()
             optimizer.step()
-    assert len(private.ledger) == 0
+        ends.append(flat(model))
+    assert 0.01 < float((ends[0] - ends[1]).norm()) <= 1 / 20 * (1 + 1e-3)
     model, optimizer, private = make()
     with pytest.raises(PrivetError, match="before the gradients"):
         for x, y in private.batches():
@@ -178,7 +183,7 @@ def test_a_batch_of_the_loop_s_own_is_refused() -> None:
     """Other records than were drawn: as many as there are in all, say."""
     model, optimizer, private = make()
     everything = data().tensors
-    with pytest.raises(PrivetError, match="200 records, and"):
+    with pytest.raises(PrivetError, match="belongs to no record"):
         for _ in private.batches():
             F.cross_entropy(model(everything[0]), everything[1]).backward()
             optimizer.step()
@@ -400,6 +405,7 @@ def test_bfloat16_autocast() -> None:
             public_size=20,
             steps=2,
             loss_reduction="mean",
+            self_check=False,
         )
         for inputs, labels in private.batches():
             optimizer.zero_grad()
@@ -411,8 +417,8 @@ def test_bfloat16_autocast() -> None:
         assert flat(model).dtype == torch.float32 and private.steps_done == 1
         ends.append(flat(model))
     assert 0.01 < float((ends[0] - ends[1]).norm()) <= 1 / 20 * (1 + 1e-3)
-    model, optimizer, private = make()
-    with pytest.raises(PrivetError, match="state loss_reduction"):
+    model, optimizer, private = make(loss_reduction="sum")
+    with pytest.raises(PrivetError, match="state what it is"):
         for inputs, labels in private.batches():
             with torch.autocast("cpu", torch.bfloat16):
                 loss = F.cross_entropy(model(inputs), labels)
@@ -434,11 +440,6 @@ def test_augmentation_multiplicity_keeps_the_bound() -> None:
             optimizer.step()
         ends.append(flat(model))
     assert 0.01 < float((ends[0] - ends[1]).norm()) <= 1 / 20 * (1 + 1e-3)
-    with pytest.raises(PrivetError, match="views"):
-        model, optimizer, private = make()
-        for inputs, labels in private.batches():
-            F.cross_entropy(model(inputs.repeat_interleave(2, 0)), labels.repeat_interleave(2, 0)).backward()
-            optimizer.step()
 
 
 def test_views_and_augmentation_in_a_method() -> None:

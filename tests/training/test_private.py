@@ -172,7 +172,8 @@ def test_leaving_early_spends_what_was_used() -> None:
     for x, y in private.batches():
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        break
+        if not private.rehearsing:
+            break
     assert len(private.ledger) == 1
     with pytest.raises(PrivetError, match="would train without privacy"):
         optimizer.step()
@@ -239,7 +240,7 @@ def test_the_same_batch_twice_is_refused() -> None:
 def test_freezing_after_the_plan_was_made_is_refused() -> None:
     model, _, private = setup()
     model[0].weight.requires_grad_(False)
-    with pytest.raises(InputError, match=r"'0\.weight' was frozen or unfrozen"):
+    with pytest.raises(InputError, match=r"'0\.weight' was .*frozen or unfrozen"):
         next(iter(private.batches()))
     with pytest.raises(InputError, match="at least one step"):
         private.batches(steps=0)

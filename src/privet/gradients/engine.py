@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal
@@ -11,14 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from privet.errors import InputError, PrivetError
+from privet.gradients.layout import MEAN, UNKNOWN, position
+from privet.gradients.marks import Pass
 from privet.gradients.module_rules import MODULE_RULES, OwnRule
 from privet.gradients.per_example import PerExampleGradients
-from privet.gradients.recorder import Pass, Recorder, UnsupportedModelError, _tensors
-from privet.gradients.reduction import SampledOutput, loss_being_differentiated, reduction_of
+from privet.gradients.recorder import NOT_PUBLIC, Recorder, UnsupportedModelError, _tensors
 from privet.gradients.refused import refuse_mixing_modules
-from privet.gradients.use import Budget
+from privet.gradients.use import Budget, Use
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
+Reduction = Literal["mean", "sum"]
+PER_RECORD = (
+    "Give the loss of each record, a vector with one entry for each, to private.step(losses) or private.backward(losses)."
+)
+
+
+class UnknownReductionError(PrivetError):
+    """The loss is not known to be a sum or a mean of each record's own loss."""
+
+
+class Whole(Use):
+    """All parameters at once, by a record that was alone."""
 
 
 class Engine:
@@ -66,8 +79,8 @@ class Engine:
         self._recorder = Recorder({})
         self._depth = 0
         self._pass: Pass | None = None
-        self._reduction: Literal["mean", "sum"] | None = None
-        self._output: SampledOutput | None = None
+        self._doubts: tuple[str, ...] = ()
+        self._buffers: list[tuple[str, nn.Module, str]] = []
         self._explained: list[tuple[str, str, str, int]] | None = None
 
     # --- attaching --------------------------------------------------------------------------------------------------
@@ -80,7 +93,14 @@ class Engine:
         if not parameters:
             raise InputError("The model has no parameter that requires a gradient: nothing can be trained.")
         self._recorder = Recorder(parameters)
-        self._recorder.before_receive = self._look_at_loss  # type: ignore[method-assign]
+        self._recorder.before_backward = self._look_at_loss  # type: ignore[method-assign]
+        self._recorder.before_reading_gradient = self._refuse_reading  # type: ignore[method-assign]
+        self._buffers = [
+            (name, module, key)
+            for name, module in self.model.named_modules()
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        ]
         for name, module in self.model.named_modules():
             own = next((MODULE_RULES[c] for c in type(module).__mro__ if c in MODULE_RULES), None)
             before = self._enter_own(name, module) if own else self._enter(name)
@@ -92,6 +112,7 @@ class Engine:
         return self
 
     def detach(self) -> None:
+        self._stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -108,12 +129,17 @@ class Engine:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, the model is an ordinary model: for evaluation, or a generator's step through a discriminator."""
-        handles, self._paused = self._handles, True
+        handles, paused, listening = self._handles, self._paused, self._recorder.is_listening
+        self._paused = True
+        self._stop()
         try:
             yield
         finally:
-            self._paused = False
+            self._paused = paused
             assert handles is self._handles
+            if listening:
+                self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
+                self._listen()
 
     _paused = False
 
@@ -121,11 +147,26 @@ class Engine:
 
     def gradients(self) -> PerExampleGradients:
         """The gradients of the physical batch whose backward pass has just run."""
+        if self._pass is not None and self._pass.alone:
+            self._take_whole()
         if self._pass is None or (not self._pass.received and self._pass.records):
             raise PrivetError(
                 "There are no gradients yet: run the model and loss.backward() while the engine is attached."
             )
         return self._close()
+
+    def _take_whole(self) -> None:
+        """The gradient of a record that was alone is what autograd gave to the parameters."""
+        assert self._pass is not None
+        given = {name: p for name, p in self._recorder.parameters.items() if p.grad is not None}
+        if isinstance(self._pass.pending, PrivetError):
+            raise self._pass.pending
+        if self._pass.pending is not None and given:
+            whole = Whole("", 1, {name: p for name, p in given.items()})
+            whole.hold({name: p.grad.unsqueeze(0) for name, p in given.items() if p.grad is not None}, "alone")
+            self._pass.received.append(whole)
+            for parameter in given.values():
+                parameter.grad = None
 
     def empty(self) -> PerExampleGradients:
         """The gradients of a batch without records."""
@@ -133,9 +174,18 @@ class Engine:
 
     def _close(self) -> PerExampleGradients:
         assert self._pass is not None
+        if not self._pass.trusting:
+            if not self._recorder.is_listening:
+                raise PrivetError(
+                    "The engine was stopped from listening in the middle of a batch: leave contexts such as "
+                    "`with torch.device(...)` in the reverse order in which they were entered."
+                )
+            self._refuse_changed_buffers()
+        self._stop()
         finished, self._pass = self._pass, None
         finished.closed = True
-        scale = float(finished.records) if self._reduction == "mean" and finished.records else 1.0
+        self._doubts = tuple(finished.doubts)
+        scale = float(finished.records) if finished.reduction == "mean" and finished.records else 1.0
         gradients = PerExampleGradients(self._recorder, finished, scale)
         self._explained = [(use.module or "(model)", use.kind, use.method, use.kept_bytes()) for use in gradients.uses]
         # The graph of the forward pass knows the pass, and lives as long as somebody keeps the loss.
@@ -144,6 +194,100 @@ class Engine:
         return gradients
 
     # --- listening --------------------------------------------------------------------------------------------------
+
+    def hand_out(
+        self,
+        batch: Iterable[tuple[Tensor, int | None]],
+        records: int,
+        *,
+        assume: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """Listen from now on, until `gradients`, to what is done with a batch.
+
+        Args:
+            batch: its tensors, each with the dimension that holds the records, None where none does.
+            records: how many there are.
+            assume: go on where records are not known to be kept apart; `doubts` says why they are not.
+            alone: the batch is one record. Its gradient is what autograd says, whatever the model does.
+        """
+        if alone and records > 1:
+            raise InputError(f"A record that is alone comes in a batch of one, not of {records}.")
+        if not self._handles:
+            raise PrivetError("The engine is not attached: batches are handed out while it is.")
+        self._stop()
+        self._open(Pass(records, self._new_budget(), trusting=False, assume=assume, alone=alone))
+        self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
+        assert self._pass is not None
+        self._recorder.hand_out(self._pass, batch)
+        self._recorder.still = self._still
+        self._listen()
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass of a vector with one loss for each record of the batch (or several, which add up)."""
+        if self._pass is None:
+            raise PrivetError("There is no batch whose losses these could be: take it from private.batches().")
+        stride, why = self._recorder.stride(losses), self._recorder.doubt_of(losses)
+        at = position(losses.shape, stride, self._pass.records) if stride is not None else None
+        if at is None and not self._pass.alone and self._pass.records > 1:
+            because = why or "it is no vector with an entry for each record, as reduction='none' gives it"
+            raise UnknownReductionError(f"This is not a loss for each record: {because}.")
+        self._as_vector = True
+        try:
+            losses.sum().backward()
+        finally:
+            self._as_vector = False
+
+    _as_vector = False
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Inside, dropout lets everything through, so that two passes can be compared."""
+        self._still = True
+        try:
+            yield
+        finally:
+            self._still = False
+
+    _still = False
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the records of the last pass may have met, where it went on all the same."""
+        return self._doubts
+
+    def know(self, constants: Iterable[Tensor]) -> None:
+        """Tensors that hold no record of any batch: those that were there before the first one."""
+        self._recorder.know(constants)
+
+    @contextmanager
+    def public(self) -> Iterator[None]:
+        """Inside, gradients reach the parameters as in an ordinary model, and a loss that depends on a batch is refused."""
+        with self.paused():
+            before = self._pass
+            self._recorder.current = self._pass = Pass(0, Budget(0), trusting=False, public=True)
+            self._listen()
+            try:
+                yield
+            finally:
+                self._stop()
+                self._pass = before
+
+    def _new_budget(self) -> Budget:
+        return Budget(DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget)
+
+    def _open(self, opened: Pass) -> None:
+        if self._pass is not None:
+            self._pass.closed = True  # a forward pass that was left without a backward pass
+        self._pass = opened
+
+    def _listen(self) -> None:
+        if not self._recorder.is_listening:
+            self._recorder.listen()
+
+    def _stop(self) -> None:
+        if self._recorder.is_listening:
+            self._recorder.stop()
 
     def _enter(self, name: str) -> Callable[..., None]:
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -160,24 +304,13 @@ class Engine:
         self._depth += 1
         self._recorder.modules.append(name)
         if self._depth == 1:
-            self._open(inputs)
+            self._begin(inputs)
 
     _ordinary = 0
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         self._pop()
-        if self._depth == 0 and self._pass is not None and self._watches(out):
-            self._output = SampledOutput.of(out)
-            out.register_hook(self._output.receive)
         return None
-
-    def _watches(self, out: Any) -> bool:
-        """Whether the loss may be a cross-entropy of this output, whose divisor has to be seen."""
-        if self.loss_reduction != "auto" or self._is_recomputing() or not torch.is_grad_enabled():
-            return False
-        return (
-            isinstance(out, Tensor) and out.requires_grad and out.ndim >= 2 and out.is_floating_point() and len(out) > 0
-        )
 
     def _pop(self) -> None:
         if self._depth < 0:
@@ -187,13 +320,14 @@ class Engine:
             return
         self._depth -= 1
         self._recorder.modules.pop()
-        if self._depth == 0 and self._listening:
-            self._listening = False
+        if self._depth == 0 and self._repeating:
+            self._repeating = False
             self._recorder.stop()
 
-    _listening = False
+    _repeating = False
 
-    def _open(self, inputs: Any) -> None:
+    def _begin(self, inputs: Any) -> None:
+        """The model's outermost forward pass begins."""
         if self._is_recomputing() and self._pass is not None:
             # Activation checkpointing runs part of the forward pass again; its inputs are known from the first time.
             if any(t.requires_grad and t.is_leaf and self._recorder.stride(t) is None for t in _tensors(inputs)):
@@ -201,8 +335,15 @@ class Engine:
                     "it is checkpointed with use_reentrant=True, which hides the forward pass; use use_reentrant=False"
                 )
             self._recorder.listen()
-            self._listening = True
+            self._repeating = True
             return
+        if self._pass is not None and self._pass.received:
+            raise PrivetError(
+                "The model runs again before the gradients of its last backward pass were taken. One batch has one backward "
+                "pass (add up its losses first), then optimizer.step(); use engine.paused() for passes that train nothing."
+            )
+        if self._pass is not None and not self._pass.trusting:
+            return  # the batch was handed out, and is listened to already
         first = next(iter(_tensors(inputs)), None)
         if first is None or first.ndim <= self.batch_dim:
             raise UnsupportedModelError(
@@ -212,44 +353,102 @@ class Engine:
         rows = first.shape[self.batch_dim]
         if rows % self.views:
             raise InputError(f"A batch of {rows} rows cannot hold {self.views} views of each record.")
-        if self._pass is not None and self._pass.received:
-            raise PrivetError(
-                "The model runs again before the gradients of its last backward pass were taken. One batch has one backward "
-                "pass (add up its losses first), then optimizer.step(); use engine.paused() for passes that train nothing."
-            )
-        if self._pass is not None and self._pass.records != rows // self.views:
-            self._pass.closed = True  # a forward pass that was left without a backward pass
-            self._pass = None
-        if self._pass is None:
-            budget = DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget
-            self._pass = Pass(rows // self.views, Budget(budget))
-            self._reduction = None if self.loss_reduction == "auto" else self.loss_reduction
+        if self._pass is None or self._pass.records != rows // self.views:
+            self._open(Pass(rows // self.views, self._new_budget()))
         if rows:
+            assert self._pass is not None
             self._recorder.begin(self._pass, inputs, self.batch_dim, self.views)
-            self._recorder.listen()
-            self._listening = True
+            self._listen()
 
     @staticmethod
     def _is_recomputing() -> bool:
         """Whether a backward pass is running: then a forward pass is one that activation checkpointing repeats."""
         return torch._C._current_graph_task_id() != -1
 
-    def _look_at_loss(self, current: Pass) -> None:
-        if self._reduction is None:
-            self._reduction = reduction_of(loss_being_differentiated(), current.records, self._output)
+    def _look_at_loss(self, roots: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A backward pass begins; its weights, if it is given any, are the argument at `place`."""
+        if self._pass is None:
+            return
+        if self._pass.public and any(self._recorder.stride(root) is not None for root in _tensors(roots)):
+            raise PrivetError(NOT_PUBLIC)
+        if self._paused:
+            return
+        self._pass.pending = None
+        try:
+            self._pass.pending = self._how_it_joins(_tensors(roots), place, args, kwargs)
+        except UnknownReductionError as error:
+            self._pass.pending = error  # it may be of another model: then it does not matter
+
+    def _how_it_joins(
+        self, roots: list[Tensor], place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Reduction | None:
+        assert self._pass is not None
+        found = {self._reduction_of(root) for root in roots} - {None}
+        if len(found) > 1:
+            raise UnknownReductionError(f"One loss is a mean over the records, another one a sum. {PER_RECORD}")
+        if not found:
+            return None  # it uses no record; a gradient that it gives to a parameter is refused there
+        given = ("gradient", "grad_tensors", "grad_outputs")
+        weights = _tensors((args[place : place + 1], *(kwargs.get(name) for name in given)))
+        if any(self._recorder.stride(tensor) is not None for tensor in weights):
+            raise UnknownReductionError(f"backward is given weights that depend on the records. {PER_RECORD}")
+        (reduction,) = found
+        stated = "auto" if self._as_vector else self.loss_reduction
+        if stated not in ("auto", reduction) and self._pass.records > 1:
+            raise UnknownReductionError(
+                f"loss_reduction='{self.loss_reduction}' was stated, and the loss is a {reduction} over the "
+                f"records: state what it is, or leave loss_reduction out."
+            )
+        return reduction
+
+    def _reduction_of(self, loss: Tensor) -> Reduction | None:
+        """How a loss joins its records: the mark on it says so, since it was followed from the batch."""
+        stride, why = self._recorder.stride(loss), self._recorder.doubt_of(loss)
+        if stride is None:
+            return None
+        assert self._pass is not None
+        if why:
+            self._pass.doubts[why] = None
+        if stride == UNKNOWN and self._pass.assume and self.loss_reduction != "auto":
+            return self.loss_reduction
+        if stride == UNKNOWN:
+            raise UnknownReductionError(
+                f"The loss does not keep the records apart: {why}. {PER_RECORD} If it does keep them apart, "
+                f"make_private(..., isolation='each') computes it for one record at a time, and isolation='assume' goes on "
+                f"with a statement that says so."
+            )
+        return "mean" if stride == MEAN else "sum"
+
+    def _refuse_reading(self, parameter: Tensor) -> None:
+        if self._pass is not None and self._pass.received and not self._paused and not self._pass.trusting:
+            raise PrivetError(
+                "The gradient of a parameter is read before optimizer.step(), which is when the private gradient is made: "
+                "clipping is done by max_grad_norm, and the private gradient is there after optimizer.step()."
+            )
 
     def _guard(self, name: str) -> Callable[[Tensor], None]:
         def refuse(parameter: Tensor) -> None:
-            if self._paused or self._pass is None or not self._pass.records:
+            if self._paused or (self._pass is not None and (self._pass.alone or not self._pass.records)):
                 return
             parameter.grad = None
             raise UnsupportedModelError(
                 f"Parameter '{name}' receives a gradient that belongs to no record: it is used outside the model's forward "
-                f"pass (a penalty in the loss: use the optimizer's weight_decay) or by a custom autograd.Function (register "
-                f"a rule for the module that calls it with @privet.gradients.rule)."
+                f"pass (a penalty in the loss: use the optimizer's weight_decay, or private.public(function)) or by a custom "
+                f"autograd.Function (register a rule for the module that calls it with @privet.gradients.rule)."
             )
 
         return refuse
+
+    def _refuse_changed_buffers(self) -> None:
+        """Raise where a forward pass over records has changed a buffer, which would be released as it is."""
+        for name, module, key in self._buffers:
+            buffer = module._buffers.get(key)
+            if buffer is None or self._recorder.is_changed(buffer):
+                where = f"{name}.{key}" if name else key
+                raise UnsupportedModelError(
+                    f"The buffer '{where}' was changed while a private batch was out, outside the clipped gradient. Keep "
+                    f"statistics of records out of the model; change buffers inside private.paused()."
+                )
 
     # --- modules with a rule of their own ---------------------------------------------------------------------------
 

@@ -1,18 +1,20 @@
-"""How operations move the records inside a tensor: one follower for each kind of operation.
+"""How operations move the records inside a tensor: one follower for each kind of operation that keeps records apart.
 
-A follower returns the stride of the records in the operation's result, or `UNKNOWN` where it cannot tell.
+Deny by default: an operation that is not listed here is unknown, and its result is not followed. A follower returns where
+the records are in the operation's result: a stride (see `layout`), `SUM` or `MEAN` where the records were joined by a sum
+or a mean over all of them, or `UNKNOWN` where it cannot tell or where records would meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from privet.gradients.layout import UNKNOWN, Position, position, stride_at
+from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, position, stride_at
 
 Follow = Callable[["Moved"], int]
 
@@ -41,26 +43,84 @@ class Moved:
     def at(self) -> Position | None:
         return position(self.source.shape, self.stride, self.records)
 
+    def only_first(self) -> bool:
+        """Whether the first argument holds the records and no other one does."""
+        return (
+            self.args != ()
+            and self.args[0] is self.source
+            and all(stride is None or tensor is self.source for tensor, stride in self.tensors)
+        )
+
 
 FOLLOWERS: dict[str, Follow] = {}
+"""The operations that are known to keep records apart, by name; the in-place form of each is known with it."""
 
 
 def _follows(*names: str) -> Callable[[Follow], Follow]:
     def register(follow: Follow) -> Follow:
-        FOLLOWERS.update(dict.fromkeys(names, follow))
+        FOLLOWERS.update(dict.fromkeys(" ".join(names).split(), follow))
         return follow
 
     return register
 
 
+def is_known(name: str) -> bool:
+    """Whether an operation is known to keep records apart, at least where its follower finds them."""
+    return follower(name) is not None
+
+
+def follower(name: str) -> Follow | None:
+    if name in FOLLOWERS:
+        return FOLLOWERS[name]
+    plain = name.strip("_") if name.startswith("__") else name.removesuffix("_")
+    if name.startswith("__") and plain[:1] in "ri" and plain[1:] in FOLLOWERS:
+        plain = plain[1:]  # __radd__, __iadd__
+    return FOLLOWERS.get(plain) if plain != name else None
+
+
 def follow(name: str, moved: Moved) -> int:
-    """The stride of ``moved.out`` after the operation `name`, or `UNKNOWN`."""
-    if moved.stride == UNKNOWN:
+    """Where the records are in ``moved.out`` after the operation `name`, or `UNKNOWN`."""
+    if any(stride is not None and stride < 0 for _, stride in moved.tensors):
+        return _joined(name, moved)
+    known = follower(name)
+    if known is None:
         return UNKNOWN
-    if moved.records == 1:
-        return moved.stride if moved.out.ndim else UNKNOWN
-    stride = FOLLOWERS.get(name, _aligned)(moved)
-    return stride if position(moved.out.shape, stride, moved.records) else UNKNOWN
+    if moved.records == 1:  # one record owns everything, wherever it lies
+        return moved.stride
+    stride = known(moved)
+    return stride if stride < UNKNOWN or position(moved.out.shape, stride, moved.records) else UNKNOWN
+
+
+# --- after the records were joined -----------------------------------------------------------------------------------
+
+_LINEAR = frozenset(
+    "sum mean view reshape flatten ravel unflatten squeeze unsqueeze contiguous clone detach alias to float double neg "
+    "negative __neg__ positive expand select unbind getitem __getitem__ half bfloat16 type atleast_1d cpu cuda".split()
+)
+_SCALING = frozenset("mul multiply div divide true_divide __mul__ __rmul__ __truediv__ __imul__ __itruediv__".split())
+_ADDING = frozenset(
+    "add sub subtract __add__ __radd__ __sub__ __rsub__ __iadd__ __isub__ stack cat concat concatenate hstack".split()
+)
+
+
+def _joined(name: str, moved: Moved) -> int:
+    """What keeps a sum over records a sum over records: linear operations with constants, and sums of such sums."""
+    kinds = {stride for _, stride in moved.tensors if stride is not None}
+    if len(kinds) != 1 or UNKNOWN in kinds:
+        return UNKNOWN
+    (kind,) = kinds
+    joined = [tensor for tensor, stride in moved.tensors if stride is not None]
+    plain = name.removesuffix("_") if not name.startswith("__") else name
+    if plain in _ADDING or (plain in _LINEAR and len(joined) == 1 and moved.args and moved.args[0] is joined[0]):
+        return kind
+    if plain in _SCALING and len(joined) == 1:
+        divides = "div" in plain and plain != "__rtruediv__"
+        numerator = moved.args[0] if moved.args else None
+        return kind if not divides or numerator is joined[0] else UNKNOWN
+    return UNKNOWN
+
+
+# --- the same place --------------------------------------------------------------------------------------------------
 
 
 def _place(moved: Moved, dim: int) -> int:
@@ -71,8 +131,8 @@ def _place(moved: Moved, dim: int) -> int:
     return stride_at(moved.out.shape, dim, at.inner)
 
 
-def _aligned(moved: Moved) -> int:
-    """Broadcasting: every batched argument must place its records in one dimension, counted from the right."""
+def aligned(moved: Moved, shape: Sequence[int]) -> int:
+    """Broadcasting to `shape`: every batched argument must place its records in one dimension, counted from the right."""
     found = set()
     for tensor, stride in moved.tensors:
         if stride is None:
@@ -80,32 +140,103 @@ def _aligned(moved: Moved) -> int:
         at = position(tensor.shape, stride, moved.records)
         if at is None:
             return UNKNOWN
-        dim = (
-            at.dim if tensor is moved.source and tensor.ndim > moved.out.ndim else at.dim + moved.out.ndim - tensor.ndim
-        )
-        if not 0 <= dim < moved.out.ndim or moved.out.shape[dim] != tensor.shape[at.dim]:
+        dim = at.dim + len(shape) - tensor.ndim
+        if not 0 <= dim < len(shape) or shape[dim] != tensor.shape[at.dim]:
             return UNKNOWN
-        found.add(stride_at(moved.out.shape, dim, at.inner))
+        found.add(stride_at(shape, dim, at.inner))
     return found.pop() if len(found) == 1 else UNKNOWN
 
 
 @_follows(
-    "view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "unsqueeze", "squeeze", "contiguous", "ravel",
-    "_unsafe_view", "atleast_1d", "atleast_2d", "atleast_3d",
+    # one tensor
+    "abs absolute acos acosh arccos arccosh asin asinh arcsin arcsinh atan atanh arctan arctanh ceil clamp clamp_min",
+    "clamp_max clip conj conj_physical resolve_conj resolve_neg cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1",
+    "fix floor frac lgamma log log10 log1p log2 logit mvlgamma neg negative positive polygamma rad2deg reciprocal relu",
+    "relu6 round rsqrt sigmoid sign sgn signbit sin sinc sinh softplus softsign hardtanh hardswish hardsigmoid hardshrink",
+    "softshrink tanhshrink threshold elu selu celu leaky_relu gelu silu mish logsigmoid log_sigmoid sqrt square tan tanh",
+    "trunc nan_to_num isnan isinf isfinite isposinf isneginf bitwise_not logical_not invert dropout alpha_dropout",
+    "special_expit special_erf special_log1p special_expm1 i0 angle real imag",
+    # copies
+    "clone detach alias contiguous float double half bfloat16 long int short bool byte char type cpu cuda",
+    "deepcopy requires_grad data zero fill",
+    # several tensors, by broadcasting
+    "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod mod pow float_power rsub truediv",
+    "floordiv maximum minimum fmax fmin atan2 arctan2 hypot copysign nextafter logaddexp logaddexp2 xlogy bitwise_and",
+    "bitwise_or bitwise_xor logical_and logical_or logical_xor and or xor eq ne lt le gt ge not_equal less greater",
+    "less_equal greater_equal isclose masked_fill lerp addcmul addcdiv heaviside ldexp copy _prelu_kernel",
+)  # fmt: skip
+def _elementwise(moved: Moved) -> int:
+    return aligned(moved, moved.out.shape)
+
+
+FOLLOWERS["__deepcopy__"] = FOLLOWERS["deepcopy"]
+
+
+@_follows("where")
+def _where(moved: Moved) -> int:
+    """With one argument it lists the places that are not zero."""
+    return aligned(moved, moved.out.shape) if len(moved.args) + len(moved.kwargs) > 2 else UNKNOWN
+
+
+@_follows("broadcast_tensors")
+def _broadcast_tensors(moved: Moved) -> int:
+    """Each result is the argument of its place, expanded."""
+    own = moved.tensors[moved.index]
+    return aligned(moved, moved.out.shape) if own[1] is None else aligned(replace(moved, tensors=(own,)), moved.out.shape)
+
+
+@_follows("type_as to")
+def _first_elementwise(moved: Moved) -> int:
+    return _place(moved, moved.at.dim) if moved.at and moved.only_first() else UNKNOWN
+
+
+@_follows(
+    "view reshape flatten unflatten unsqueeze squeeze ravel _unsafe_view atleast_1d atleast_2d atleast_3d"
 )  # fmt: skip
 def _same_order(moved: Moved) -> int:
-    return moved.stride
+    reinterpreted = any(isinstance(a, torch.dtype) for a in (*moved.args, *moved.kwargs.values()))
+    return UNKNOWN if reinterpreted or not moved.only_first() else moved.stride
 
 
-@_follows("expand", "expand_as", "broadcast_to", "repeat", "tile")
+@_follows("view_as reshape_as")
+def _same_order_like(moved: Moved) -> int:
+    return moved.stride if moved.args[0] is moved.source else UNKNOWN
+
+
+@_follows("expand expand_as broadcast_to")
 def _grown(moved: Moved) -> int:
     at = moved.at
-    return UNKNOWN if at is None else _place(moved, at.dim + moved.out.ndim - moved.source.ndim)
+    if at is None or moved.args[0] is not moved.source:
+        return UNKNOWN
+    return _place(moved, at.dim + moved.out.ndim - moved.source.ndim)
+
+
+@_follows("repeat tile")
+def _repeated(moved: Moved) -> int:
+    """Whole copies one after the other: the records come round again."""
+    at = moved.at
+    if at is None or not moved.only_first():
+        return UNKNOWN
+    return stride_at(moved.out.shape, at.dim + moved.out.ndim - moved.source.ndim, at.inner)
+
+
+@_follows("repeat_interleave")
+def _repeated_in_place(moved: Moved) -> int:
+    at, times, dim = moved.at, moved.argument(1, "repeats"), moved.argument(2, "dim")
+    if at is None or not isinstance(times, int) or not moved.only_first() or (dim is None and moved.source.ndim > 1):
+        return UNKNOWN
+    grown = times if (dim or 0) % moved.source.ndim == at.dim else 1
+    return stride_at(moved.out.shape, at.dim, at.inner * grown)
+
+
+# --- dimensions in another order -------------------------------------------------------------------------------------
 
 
 def _permuted(moved: Moved, order: Sequence[int]) -> int:
     at = moved.at
-    return UNKNOWN if at is None else _place(moved, [d % moved.source.ndim for d in order].index(at.dim))
+    if at is None or not moved.only_first():
+        return UNKNOWN
+    return _place(moved, [d % moved.source.ndim for d in order].index(at.dim))
 
 
 @_follows("permute")
@@ -114,7 +245,7 @@ def _permute(moved: Moved) -> int:
     return _permuted(moved, order if isinstance(order, (tuple, list)) else moved.args[1:])
 
 
-@_follows("transpose", "swapaxes", "swapdims", "transpose_")
+@_follows("transpose swapaxes swapdims")
 def _transpose(moved: Moved) -> int:
     n = moved.source.ndim
     a, b = (
@@ -126,54 +257,205 @@ def _transpose(moved: Moved) -> int:
     return _permuted(moved, order)
 
 
-@_follows("T", "t", "numpy_T")
+@_follows("T t numpy_T")
 def _reverse(moved: Moved) -> int:
     return _permuted(moved, range(moved.source.ndim - 1, -1, -1))
 
 
-@_follows("mT", "mH", "adjoint")
+@_follows("mT mH adjoint")
 def _matrix_transpose(moved: Moved) -> int:
     n = moved.source.ndim
     return _permuted(moved, [*range(n - 2), n - 1, n - 2])
 
 
-@_follows("movedim", "moveaxis")
+@_follows("movedim moveaxis")
 def _movedim(moved: Moved) -> int:
-    # Numbers stand for the dimensions: moving them the same way tells where each one went.
-    names = torch.arange(moved.source.ndim)
+    # Sizes stand for the dimensions: moving them the same way tells where each one went.
     shape = torch.empty([i + 2 for i in range(moved.source.ndim)], device="meta")
-    went = shape.movedim(*moved.args[1:], **moved.kwargs).shape
-    return _permuted(moved, [int(names[size - 2]) for size in went])
+    return _permuted(moved, [size - 2 for size in shape.movedim(*moved.args[1:], **moved.kwargs).shape])
 
 
-@_follows("cat", "concat", "concatenate")
+# --- joining and taking apart ----------------------------------------------------------------------------------------
+
+
+@_follows("cat concat concatenate")
 def _cat(moved: Moved) -> int:
-    dim = moved.argument(1, "dim", 0) % moved.out.ndim
+    dim = moved.argument(1, "dim", moved.kwargs.get("axis", 0)) % moved.out.ndim
     at = moved.at
-    if at is None or at.dim == dim:
+    if at is None:
         return UNKNOWN
-    return _aligned(moved)
+    if at.dim != dim:
+        return aligned(moved, moved.out.shape)
+    # Along the records: copies of the whole batch, one after the other.
+    places = [position(tensor.shape, UNKNOWN if s is None else s, moved.records) for tensor, s in moved.tensors]
+    if any(place is None or place.dim != dim or place.inner != at.inner for place in places):
+        return UNKNOWN
+    return stride_at(moved.out.shape, dim, at.inner)
 
 
 @_follows("stack")
 def _stack(moved: Moved) -> int:
-    at = moved.at
     dim = moved.argument(1, "dim", 0) % moved.out.ndim
-    return UNKNOWN if at is None else _place(moved, at.dim + (dim <= at.dim))
+    places = {position(tensor.shape, s, moved.records) for tensor, s in moved.tensors if s is not None}
+    at = places.pop()
+    return UNKNOWN if at is None or places else _place(moved, at.dim + (dim <= at.dim))
 
 
-@_follows("embedding", "one_hot")
-def _looked_up(moved: Moved) -> int:
+def _piece(moved: Moved, dim: int, start: int | None) -> int:
+    """A piece along `dim` that begins at `start`: along the records it must hold whole batches."""
     at = moved.at
-    return UNKNOWN if at is None else _place(moved, at.dim)
+    if at is None or not moved.only_first():
+        return UNKNOWN
+    if at.dim != dim % moved.source.ndim:
+        return _place(moved, at.dim)
+    batch = moved.records * at.inner
+    if start is None or start % batch or moved.out.shape[at.dim] % batch or not moved.out.shape[at.dim]:
+        return UNKNOWN
+    return stride_at(moved.out.shape, at.dim, at.inner)
+
+
+@_follows("chunk unsafe_chunk split unsafe_split")
+def _pieces(moved: Moved) -> int:
+    dim = moved.argument(2, "dim", 0)
+    size = moved.argument(1, "split_size_or_sections", moved.kwargs.get("split_size", moved.kwargs.get("chunks")))
+    if not isinstance(size, int):
+        return _piece(moved, dim, None)
+    whole, at = moved.source.shape[dim], moved.index
+    # All but the last piece are of one size.
+    return _piece(moved, dim, whole - moved.out.shape[dim] if at and at * moved.out.shape[dim] > whole else at * moved.out.shape[dim])  # fmt: skip
+
+
+@_follows("tensor_split split_with_sizes hsplit vsplit")
+def _uneven_pieces(moved: Moved) -> int:
+    return _piece(moved, moved.argument(2, "dim", 0), None)
+
+
+@_follows("narrow")
+def _narrow(moved: Moved) -> int:
+    start = moved.argument(2, "start")
+    return _piece(moved, moved.argument(1, "dim"), start if isinstance(start, int) else None)
+
+
+@_follows("select unbind")
+def _select(moved: Moved) -> int:
+    at = moved.at
+    dim = moved.argument(1, "dim", 0) % moved.source.ndim
+    if at is None or at.dim == dim or not moved.only_first():
+        return UNKNOWN
+    return _place(moved, at.dim - (dim < at.dim))
+
+
+@_follows("__getitem__ getitem")
+def _getitem(moved: Moved) -> int:
+    at = moved.at
+    if at is None or moved.source is not moved.args[0]:
+        return UNKNOWN
+    index = moved.args[1] if isinstance(moved.args[1], tuple) else (moved.args[1],)
+    if moved.only_first():
+        return _indexed(moved, at, index)
+    return _picked(moved, at, index)
+
+
+def _indexed(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
+    """An index without records in it: integers, slices, new dimensions, and at most one tensor or list."""
+    several = [i for i in index if isinstance(i, (Tensor, list))]
+    if len(several) > 1:
+        return _picked(moved, at, index)
+    consumed = sum(_dims_of(i) for i in index)
+    if Ellipsis not in index:
+        index = (*index, Ellipsis)
+    dim, kept = 0, 0
+    for i in index:
+        width = moved.source.ndim - consumed if i is Ellipsis else _dims_of(i)
+        if dim <= at.dim < dim + width:
+            if i is Ellipsis:
+                return _place(moved, kept + at.dim - dim)
+            if isinstance(i, slice):
+                return _sliced(moved, at, kept, i)
+            return UNKNOWN
+        dim, kept = dim + width, kept + _dims_after(i, width)
+    return UNKNOWN
+
+
+def _dims_of(i: Any) -> int:
+    """How many dimensions an entry of an index uses up."""
+    if i is None or i is Ellipsis or isinstance(i, bool):
+        return 0
+    return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+
+
+def _dims_after(i: Any, width: int) -> int:
+    """How many dimensions it leaves."""
+    if i is None or isinstance(i, bool):
+        return 1
+    if i is Ellipsis:
+        return width
+    if isinstance(i, Tensor):
+        return 1 if i.dtype == torch.bool else i.ndim
+    if isinstance(i, list):
+        return torch.as_tensor(i).ndim
+    return int(isinstance(i, slice))
+
+
+def _sliced(moved: Moved, at: Position, dim: int, part: slice) -> int:
+    """A slice along the records must hold whole batches."""
+    start, _, step = part.indices(moved.source.shape[at.dim])
+    batch = moved.records * at.inner
+    if step != 1 or start % batch or moved.out.shape[dim] % batch or not moved.out.shape[dim]:
+        return UNKNOWN
+    return stride_at(moved.out.shape, dim, at.inner)
+
+
+def _picked(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
+    """``x[arange(records), positions]``: one entry for each record, the usual way to take a last token."""
+    first, *others = index
+    strides = {id(tensor): stride for tensor, stride in moved.tensors}
+    for other in others:
+        stride = strides.get(id(other))
+        if stride is not None and position(other.shape, stride, moved.records) != Position(0, 1, 1):
+            return UNKNOWN
+        if isinstance(other, list) or (isinstance(other, Tensor) and (other.ndim > 1 or other.dtype == torch.bool)):
+            return UNKNOWN
+    whole = (
+        at == Position(0, 1, 1)
+        and isinstance(first, Tensor)
+        and first.ndim == 1
+        and first.dtype == torch.long
+        and strides.get(id(first)) is None
+        and len(first) == moved.records
+        and bool((first == torch.arange(moved.records, device=first.device)).all())
+    )
+    return _place(moved, 0) if whole else UNKNOWN
+
+
+# --- look-ups --------------------------------------------------------------------------------------------------------
+
+
+@_follows("embedding")
+def _looked_up(moved: Moved) -> int:
+    """Tokens of records in a table that holds none: ``torch.embedding(table, tokens)``, ``F.embedding(tokens, table)``."""
+    at = moved.at
+    if at is None or moved.source.is_floating_point() or sum(s is not None for _, s in moved.tensors) > 1:
+        return UNKNOWN
+    return _place(moved, at.dim)
+
+
+@_follows("one_hot")
+def _one_hot(moved: Moved) -> int:
+    """Without a stated number of classes the largest label of the batch decides how wide the result is."""
+    at, classes = moved.at, moved.argument(1, "num_classes", -1)
+    return _place(moved, at.dim) if at and isinstance(classes, int) and classes > 0 and moved.only_first() else UNKNOWN
 
 
 @_follows("embedding_bag")
 def _bags(moved: Moved) -> int:
     """One row for each bag: of its offset's record, or (bags of equal length) of its tokens' record."""
     table_first = moved.args[0].is_floating_point()  # torch.embedding_bag, unlike torch.nn.functional's
-    tokens, offsets = moved.args[1 if table_first else 0], moved.argument(2, "offsets")
+    table, tokens = moved.args[0 if table_first else 1], moved.args[1 if table_first else 0]
+    offsets = moved.argument(2, "offsets")
     bags = moved.out.shape[0]
+    if any(tensor is table and stride is not None for tensor, stride in moved.tensors):
+        return UNKNOWN
     for tensor, stride in moved.tensors:
         if tensor is offsets and stride is not None:
             at = position(offsets.shape, stride, moved.records)
@@ -187,94 +469,183 @@ def _bags(moved: Moved) -> int:
     return stride_at(moved.out.shape, 0, at.inner // length) if equal and at.inner % length == 0 else UNKNOWN
 
 
-@_follows("lstm", "gru", "rnn_tanh", "rnn_relu")
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+@_follows("lstm gru rnn_tanh rnn_relu")
 def _recurrent(moved: Moved) -> int:
     """The output holds the records where the input does; states hold them in dimension 1."""
     if not isinstance(moved.argument(3, "has_biases"), bool):  # a packed sequence
         return UNKNOWN
     batch_dim = 0 if moved.argument(8, "batch_first") else 1
-    inner = 1
+    states = moved.args[1] if isinstance(moved.args[1], (tuple, list)) else (moved.args[1],)
+    found = set()
     for tensor, stride in moved.tensors:
         if stride is not None:
             at = position(tensor.shape, stride, moved.records)
-            if at is None or at.dim != (batch_dim if tensor is moved.args[0] else 1):
+            expected = batch_dim if tensor is moved.args[0] else 1 if any(tensor is s for s in states) else -1
+            if at is None or at.dim != expected:
                 return UNKNOWN
-            inner = at.inner
-    return stride_at(moved.out.shape, batch_dim if moved.index == 0 else 1, inner)
-
-
-@_follows("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def _recurrent_cell(moved: Moved) -> int:
-    return _place(moved, 0) if moved.at and moved.at.dim == 0 else UNKNOWN
-
-
-@_follows("chunk", "split", "tensor_split", "narrow", "unsafe_chunk", "unsafe_split", "split_with_sizes")
-def _piece(moved: Moved) -> int:
-    at = moved.at
-    return UNKNOWN if at is None else _place(moved, at.dim)
-
-
-@_follows("select", "unbind")
-def _select(moved: Moved) -> int:
-    at = moved.at
-    dim = moved.argument(1, "dim", 0) % moved.source.ndim
-    return UNKNOWN if at is None or at.dim == dim else _place(moved, at.dim - (dim < at.dim))
-
-
-@_follows("__getitem__")
-def _getitem(moved: Moved) -> int:
-    at = moved.at
-    if at is None or moved.source is not moved.args[0]:
+            found.add((at.outer, at.inner))
+    if len(found) != 1:
         return UNKNOWN
-    index = moved.args[1] if isinstance(moved.args[1], tuple) else (moved.args[1],)
-    if any(isinstance(i, (Tensor, list)) for i in index):
-        return _picked(moved, at, index)
-    consumed = sum(1 for i in index if i is not None and i is not Ellipsis)
-    dim, kept = 0, 0
-    for i in index:
-        if i is None:
-            kept += 1
-        elif i is Ellipsis:
-            skip = moved.source.ndim - consumed
-            if dim <= at.dim < dim + skip:
-                return _place(moved, kept + at.dim - dim)
-            dim, kept = dim + skip, kept + skip
-        else:
-            if dim == at.dim:
-                return _place(moved, kept) if i == slice(None) else UNKNOWN
-            dim, kept = dim + 1, kept + (isinstance(i, slice))
-    return _place(moved, kept + at.dim - dim)
+    return stride_at(moved.out.shape, batch_dim if moved.index == 0 else 1, found.pop()[1])
 
 
-def _picked(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
-    """``x[arange(records), positions]``: one entry for each record, the usual way to take a last token."""
-    first = index[0]
-    whole = (
-        at == Position(0, 1, 1)
-        and isinstance(first, Tensor)
-        and first.ndim == 1
-        and first.dtype == torch.long
-        and len(first) == moved.records
-        and bool((first == torch.arange(moved.records, device=first.device)).all())
-    )
-    return _place(moved, 0) if whole else UNKNOWN
+@_follows("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+def _recurrent_cell(moved: Moved) -> int:
+    return _front(moved)
 
 
-@_follows("matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "mv")
-def _matmul(moved: Moved) -> int:
-    (left, left_stride), (right, right_stride) = moved.tensors[:2]
-    n = moved.out.ndim
-    if right.ndim == 1 or left.ndim == 1:
-        return _place(moved, moved.at.dim) if moved.at and moved.at.dim < moved.source.ndim - 1 else UNKNOWN
+@_follows("grid_sample grid_sampler affine_grid affine_grid_generator")
+def _front(moved: Moved) -> int:
+    """Every batched argument has its records in front, and so has the result."""
+    places = {position(tensor.shape, s, moved.records) for tensor, s in moved.tensors if s is not None}
+    at = places.pop()
+    return UNKNOWN if at is None or places or at.dim != 0 else _place(moved, 0)
+
+
+@_follows("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
+def _convolved(moved: Moved) -> int:
+    weight = moved.argument(1, "weight")
+    return _front(moved) if moved.only_first() and moved.source.ndim == weight.ndim else UNKNOWN
+
+
+@_follows("group_norm instance_norm feature_dropout feature_alpha_dropout pixel_shuffle pixel_unshuffle channel_shuffle",
+          "im2col col2im native_channel_shuffle")  # fmt: skip
+def _first_in_front(moved: Moved) -> int:
+    return _front(moved) if moved.only_first() else UNKNOWN
+
+
+@_follows("batch_norm")
+def _batch_norm(moved: Moved) -> int:
+    at = moved.at
+    return _place(moved, at.dim) if at and at.dim != 1 and moved.only_first() and not moved.argument(5, "training") else UNKNOWN  # fmt: skip
+
+
+@_follows("prelu")
+def _prelu(moved: Moved) -> int:
+    at, weight = moved.at, moved.argument(1, "weight")
+    if at is None or not moved.only_first() or (weight.numel() > 1 and at.dim == 1):
+        return UNKNOWN
+    return _place(moved, at.dim)
+
+
+@_follows("layer_norm rms_norm")
+def _normalized(moved: Moved) -> int:
+    return _outside(moved, len(moved.argument(1, "normalized_shape")))
+
+
+def _outside(moved: Moved, inside: int) -> int:
+    """The operation works inside the last `inside` dimensions of its first argument; the others stay."""
+    at = moved.at
+    if at is None or not moved.only_first() or at.dim >= moved.source.ndim - inside:
+        return UNKNOWN
+    return _place(moved, at.dim)
+
+
+def _inside(dims: int) -> Follow:
+    return lambda moved: _outside(moved, dims)
+
+
+for _dims in (1, 2, 3):
+    _pools = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool", "upsample_nearest",
+              "_upsample_nearest_exact", "max_unpool", "fractional_max_pool")  # fmt: skip
+    for _pool in _pools:
+        FOLLOWERS[f"{_pool}{_dims}d"] = FOLLOWERS[f"{_pool}{_dims}d_with_indices"] = _inside(_dims)
+FOLLOWERS.update(dict.fromkeys(("upsample_linear1d", "linear", "view_as_complex"), _inside(1)))
+FOLLOWERS.update(dict.fromkeys(("upsample_bilinear2d", "upsample_bicubic2d", "tril", "triu"), _inside(2)))
+FOLLOWERS.update(dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _inside(2)))
+FOLLOWERS["upsample_trilinear3d"] = _inside(3)
+FOLLOWERS["view_as_real"] = _inside(0)
+
+
+@_follows("diag_embed")
+def _diag_embed(moved: Moved) -> int:
+    plain = len(moved.args) == 1 and not moved.kwargs
+    return _outside(moved, 1) if plain else UNKNOWN
+
+
+@_follows("pad constant_pad_nd")
+def _padded(moved: Moved) -> int:
+    at, sizes = moved.at, moved.argument(1, "pad")
+    if at is None or not moved.only_first():
+        return UNKNOWN
+    touched = {moved.source.ndim - 1 - i // 2 for i, size in enumerate(sizes) if size}
+    return UNKNOWN if at.dim in touched else _place(moved, at.dim)
+
+
+@_follows("bilinear")
+def _bilinear(moved: Moved) -> int:
+    places = {position(tensor.shape, s, moved.records) for tensor, s in moved.tensors if s is not None}
+    batched = [tensor for tensor, s in moved.tensors if s is not None]
+    inputs = moved.args[:2]
+    at = places.pop()
+    if at is None or places or any(all(t is not i for i in inputs) for t in batched) or at.dim >= batched[0].ndim - 1:
+        return UNKNOWN
+    return _place(moved, at.dim)
+
+
+@_follows("scaled_dot_product_attention")
+def _attention(moved: Moved) -> int:
+    """Queries, keys, values and mask have their records in one dimension, left of positions and features."""
     found = set()
-    for tensor, stride, contracted in ((left, left_stride, 1), (right, right_stride, 2)):
+    for tensor, stride in moved.tensors:
+        if stride is not None:
+            at = position(tensor.shape, stride, moved.records)
+            if at is None or tensor.ndim - at.dim < 3:
+                return UNKNOWN
+            dim = moved.out.ndim - (tensor.ndim - at.dim)
+            if dim < 0 or moved.out.shape[dim] != tensor.shape[at.dim]:
+                return UNKNOWN
+            found.add((dim, at.inner))
+    if len(found) != 1:
+        return UNKNOWN
+    dim, inner = found.pop()
+    return stride_at(moved.out.shape, dim, inner)
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+@_follows("matmul bmm mm mv")
+def _matmul(moved: Moved) -> int:
+    if len(moved.args) < 2 or not all(isinstance(a, Tensor) for a in moved.args[:2]):
+        return UNKNOWN
+    return _product(moved, moved.args[0], moved.args[1])
+
+
+FOLLOWERS["__matmul__"] = _matmul
+FOLLOWERS["__rmatmul__"] = lambda moved: _product(moved, moved.args[1], moved.args[0])
+
+
+@_follows("addmm addmv addbmm baddbmm")
+def _added_product(moved: Moved) -> int:
+    added, left, right = moved.args[:3]
+    if any(tensor is added and stride is not None for tensor, stride in moved.tensors):
+        return UNKNOWN
+    return _product(moved, left, right) if moved.out.ndim == max(left.ndim, right.ndim - (left.ndim == 1)) else UNKNOWN
+
+
+def _product(moved: Moved, left: Tensor, right: Tensor) -> int:
+    """Neither factor may be summed over its records, and the records of both must fall into one dimension."""
+    strides = {id(tensor): stride for tensor, stride in moved.tensors}
+    found = set()
+    for tensor, contracted in ((left, 1), (right, min(2, right.ndim))):
+        stride = strides.get(id(tensor))
         if stride is None:
             continue
         at = position(tensor.shape, stride, moved.records)
         if at is None or tensor.ndim - at.dim == contracted:
             return UNKNOWN
-        dim = n - (tensor.ndim - at.dim)
-        if moved.out.shape[dim] != tensor.shape[at.dim]:
+        # Counted from the right: a vector has no dimension of its own in the result.
+        from_right = tensor.ndim - at.dim
+        if tensor is left and right.ndim == 1:
+            from_right -= 1
+        if tensor is right and left.ndim == 1 and from_right > 2:
+            from_right -= 1
+        dim = moved.out.ndim - from_right
+        if dim < 0 or moved.out.shape[dim] != tensor.shape[at.dim]:
             return UNKNOWN
         found.add(stride_at(moved.out.shape, dim, at.inner))
     return found.pop() if len(found) == 1 else UNKNOWN
@@ -290,47 +661,171 @@ def _einsum(moved: Moved) -> int:
     for term, (tensor, stride) in zip(inputs.split(","), moved.tensors, strict=False):
         if stride is not None:
             at = position(tensor.shape, stride, moved.records)
-            letters.add(term[at.dim] if at else "")
+            letters.add(term[at.dim] if at and term.count(term[at.dim]) == 1 else "")
     letter = letters.pop() if len(letters) == 1 else ""
-    return _place(moved, output.index(letter)) if letter and letter in output else UNKNOWN
+    return _place(moved, output.index(letter)) if letter and output.count(letter) == 1 else UNKNOWN
 
 
-@_follows(
-    "sum", "mean", "amax", "amin", "max", "min", "norm", "vector_norm", "var", "std", "logsumexp", "argmax", "argmin",
-    "prod", "any", "all", "median", "nansum", "nanmean", "count_nonzero",
-)  # fmt: skip
-def _reduced(moved: Moved) -> int:
-    dims = moved.argument(1, "dim", moved.kwargs.get("axis"))
-    at = moved.at
-    if at is None:
+@_follows("cdist")
+def _distances(moved: Moved) -> int:
+    places = {position(tensor.shape, s, moved.records) for tensor, s in moved.tensors if s is not None}
+    at = places.pop()
+    if at is None or places or at.dim >= moved.source.ndim - 2:
         return UNKNOWN
-    if isinstance(dims, Tensor):  # max(x, y) and min(x, y) are elementwise
-        return _aligned(moved)
-    if dims is None:
+    return _place(moved, at.dim)
+
+
+# --- along a dimension -----------------------------------------------------------------------------------------------
+
+
+def _dims(moved: Moved, index: int, default: Any, *names: str) -> set[int] | None:
+    """The dimensions that an operation names, counted from the left; None where it names none."""
+    found = moved.args[index] if len(moved.args) > index else default
+    for name in (*names, "dim", "dims", "axis"):
+        found = moved.kwargs.get(name, found)
+    if found is None or isinstance(found, bool):
+        return None
+    each = found if isinstance(found, (tuple, list)) else (found,)
+    return {d % max(moved.source.ndim, 1) for d in each} if all(type(d) is int for d in each) and each else None
+
+
+def _is_reduced(moved: Moved, index: int, joined: int) -> int:
+    at, gone = moved.at, _dims(moved, index, None)
+    if at is None or not moved.only_first():
         return UNKNOWN
-    gone = {d % moved.source.ndim for d in (dims if isinstance(dims, (tuple, list)) else (dims,))}
-    if at.dim in gone:
-        return UNKNOWN
+    if gone is None or at.dim in gone:
+        return joined
     kept = moved.out.ndim == moved.source.ndim
     return _place(moved, at.dim if kept else at.dim - sum(d < at.dim for d in gone))
 
 
-@_follows(
-    "softmax", "log_softmax", "cumsum", "cumprod", "sort", "topk", "flip", "roll", "gather", "softmin", "glu",
-    "normalize", "logcumsumexp", "argsort", "index_select",
-)  # fmt: skip
-def _along(moved: Moved) -> int:
-    """Operations along a dimension: along the records they would mix them."""
-    at = moved.at
-    default = -1 if len(moved.args) < 2 else None
-    dims = moved.kwargs.get("dim", moved.kwargs.get("dims", default))
-    if dims is None:
-        dims = next((a for a in moved.args[1:] if isinstance(a, (int, tuple, list))), -1)
-    gone = {d % moved.source.ndim for d in (dims if isinstance(dims, (tuple, list)) else (dims,))}
-    return UNKNOWN if at is None or at.dim in gone else _place(moved, at.dim)
+def _reduction(index: int, joined: int = UNKNOWN) -> Follow:
+    return lambda moved: _is_reduced(moved, index, joined)
 
 
-@_follows("scaled_dot_product_attention")
-def _attention(moved: Moved) -> int:
+FOLLOWERS["sum"], FOLLOWERS["mean"] = _reduction(1, SUM), _reduction(1, MEAN)
+for _name in ("amax amin var std var_mean std_mean logsumexp argmax argmin prod any all median nanmedian nansum nanmean "
+              "count_nonzero mode aminmax").split():  # fmt: skip
+    FOLLOWERS[_name] = _reduction(1)
+for _name in "norm linalg_vector_norm vector_norm quantile nanquantile kthvalue".split():
+    FOLLOWERS[_name] = _reduction(2)
+
+
+@_follows("max min")
+def _extreme(moved: Moved) -> int:
+    other = moved.argument(1, "other")
+    return aligned(moved, moved.out.shape) if isinstance(other, Tensor) else _is_reduced(moved, 1, UNKNOWN)
+
+
+def _is_along(moved: Moved, index: int, default: Any) -> int:
+    """Works along dimensions that it names; every batched argument has its records in one other dimension."""
+    gone = _dims(moved, index, default)
+    places = {position(tensor.shape, s, moved.records) for tensor, s in moved.tensors if s is not None}
+    at = places.pop()
+    if at is None or places or gone is None or at.dim in gone:
+        return UNKNOWN
+    return _place(moved, at.dim)
+
+
+def _along(index: int, default: Any = None) -> Follow:
+    return lambda moved: _is_along(moved, index, default)
+
+
+for _name in ("softmax log_softmax cumsum cumprod logcumsumexp cummax cummin gather scatter scatter_add scatter_reduce "
+              "unfold").split():  # fmt: skip
+    FOLLOWERS[_name] = _along(1)
+for _name in "sort argsort glu".split():
+    FOLLOWERS[_name] = _along(1, -1)
+for _name in "topk diff".split():
+    FOLLOWERS[_name] = _along(2, -1)
+for _name in "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split():
+    FOLLOWERS[_name] = _along(2, -1)
+for _name in "fft_fftn fft_ifftn roll take_along_dim".split():
+    FOLLOWERS[_name] = _along(2)
+for _name in "fft_fft2 fft_ifft2 fft_rfft2".split():
+    FOLLOWERS[_name] = _along(2, (-2, -1))
+
+
+@_follows("flip")
+def _flip(moved: Moved) -> int:
+    named = moved.kwargs.get("dims", moved.args[1:])
+    dims = named[0] if len(named) == 1 and isinstance(named[0], (tuple, list)) else named
     at = moved.at
-    return UNKNOWN if at is None or at.dim >= moved.source.ndim - 2 else _place(moved, at.dim)
+    if at is None or at.dim in {d % moved.source.ndim for d in dims} or not moved.only_first():
+        return UNKNOWN
+    return _place(moved, at.dim)
+
+
+@_follows("index_select")
+def _index_select(moved: Moved) -> int:
+    at, dim = moved.at, moved.argument(1, "dim")
+    return _place(moved, at.dim) if at and moved.only_first() and at.dim != dim % moved.source.ndim else UNKNOWN
+
+
+@_follows("index_add index_copy index_fill")
+def _index_written(moved: Moved) -> int:
+    """``x.index_add(dim, index, values)`` along another dimension than the records', with an index that holds none."""
+    index = moved.argument(2, "index")
+    if any(tensor is index and stride is not None for tensor, stride in moved.tensors):
+        return UNKNOWN
+    return _is_along(moved, 1, None)
+
+
+@_follows("cosine_similarity")
+def _cosine(moved: Moved) -> int:
+    gone = _dims(moved, 2, 1)
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
+    return _without(moved, shape, gone or set())
+
+
+@_follows("pairwise_distance")
+def _pairwise(moved: Moved) -> int:
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
+    return _without(moved, shape, {len(shape) - 1})
+
+
+def _without(moved: Moved, shape: Sequence[int], gone: Iterable[int]) -> int:
+    """Broadcasting to `shape`, then some dimensions are gone."""
+    at = position(tuple(shape), aligned(moved, shape), moved.records)
+    if at is None or at.dim in gone:
+        return UNKNOWN
+    dim = at.dim if moved.out.ndim == len(shape) else at.dim - sum(d < at.dim for d in gone)
+    return stride_at(moved.out.shape, dim, at.inner) if moved.out.shape[dim] == shape[at.dim] else UNKNOWN
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+_NONE, _MEAN_OF_ALL, _SUM_OF_ALL = 0, 1, 2
+"""How torch's own losses are told their reduction."""
+
+
+def _reduced_loss(moved: Moved, stride: int, index: int | None) -> int:
+    """A loss for each entry, whose records are at `stride`, joined as the operation's reduction says."""
+    reduction = moved.kwargs.get("reduction", moved.args[-1 if index is None else index])
+    return {_MEAN_OF_ALL: MEAN, _SUM_OF_ALL: SUM, _NONE: stride}.get(reduction, UNKNOWN) if stride >= 0 else UNKNOWN
+
+
+def _elementwise_loss(index: int | None) -> Follow:
+    def follow_loss(moved: Moved) -> int:
+        shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
+        stride = aligned(moved, shape)
+        return _reduced_loss(moved, stride if position(shape, stride, moved.records) else UNKNOWN, index)
+
+    return follow_loss
+
+
+for _name in ("mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
+              "margin_ranking_loss hinge_embedding_loss").split():  # fmt: skip
+    FOLLOWERS[_name] = _elementwise_loss(None)
+for _name in "smooth_l1_loss huber_loss kl_div".split():
+    FOLLOWERS[_name] = _elementwise_loss(2)
+
+
+@_follows("cosine_embedding_loss multi_margin_loss multilabel_margin_loss triplet_margin_loss")
+def _row_loss(moved: Moved) -> int:
+    """A loss for each row; the records are in front of every argument, one row each or several."""
+    places = {position(tensor.shape, s, moved.records) for tensor, s in moved.tensors if s is not None}
+    at = places.pop()
+    if at is None or places or at.dim != 0 or any(tensor.ndim > 2 for tensor, _ in moved.tensors):
+        return UNKNOWN
+    return _reduced_loss(moved, at.inner, None)

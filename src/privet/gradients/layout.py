@@ -19,6 +19,8 @@ from torch import Tensor
 
 UNKNOWN = -1
 """The stride of a tensor that depends on the batch in a way that is not followed."""
+SUM, MEAN = -2, -3
+"""The strides of a tensor that holds no single record: the sum, or the mean, over all records of something of each."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Position:
 @lru_cache(maxsize=4096)
 def position(shape: Sequence[int], stride: int, records: int) -> Position | None:
     """The dimension of `shape` in which records lie at `stride`, or None where they are spread over several."""
-    if stride == UNKNOWN or not shape:
+    if stride < 0 or not shape:
         return None
     if records == 1:  # one record owns everything, wherever it lies
         return Position(0, 1, shape[0])

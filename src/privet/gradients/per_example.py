@@ -11,7 +11,8 @@ from torch import Tensor
 
 from privet.errors import PrivetError
 from privet.gradients.norms import squared_norms
-from privet.gradients.recorder import Pass, Recorder
+from privet.gradients.marks import Pass
+from privet.gradients.recorder import Recorder
 from privet.gradients.use import CHUNK_BYTES, Budget, Use
 
 

@@ -1,80 +1,96 @@
-"""The recorder: sees every torch operation of a forward pass and taps those that combine records with parameters.
+"""The recorder: sees every torch operation from the batch to its loss, and taps those that combine records with parameters.
 
 It is a torch function mode and not a set of layer hooks, because then it sees *every* use of a parameter: a weight tied
 by ``F.linear(x, embedding.weight)``, a bare ``nn.Parameter``, a layer called twice, a weight that is recomputed from
 others. What it cannot see (a custom ``autograd.Function``) autograd delivers to ``parameter.grad``, where the engine
 stands guard and refuses.
+
+It also follows where the records are. An operation that is not known to keep records apart makes its result unknown, and
+unknown is everything that is computed from it. A loss that is unknown is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from privet.errors import PrivetError
-from privet.gradients.following import Moved, follow
+from privet.gradients.following import Moved, aligned, follow, is_known
 from privet.gradients.layout import UNKNOWN, position, stride_at
+from privet.gradients.losses import LOSSES
+from privet.gradients.marks import FREE, Derived, Mark, Pass, mark_of, set_mark
 from privet.gradients.operation import REFUSED, RULES, Operation
+from privet.gradients.source_line import source_line
 from privet.gradients.tap import Receive, copies, tap
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import Use
 
 
 class UnsupportedModelError(PrivetError):
     """Per-example gradients of this model cannot be formed; the message names the module and the way out."""
 
 
-@dataclass(eq=False)
-class Pass:
-    """What one forward and one backward pass over one physical batch recorded."""
-
-    records: int
-    budget: Budget
-    uses: list[Use] = field(default_factory=list)
-    received: list[Use] = field(default_factory=list)
-    derived: list[Tensor] = field(default_factory=list)
-    closed: bool = False
-    token: object = field(default_factory=object)
-    """What marks the tensors of this pass."""
-
-
-@dataclass(frozen=True)
-class Derived:
-    """A tensor computed from parameters alone."""
-
-    sources: tuple[Tensor, ...]
-    """The tracked tensors that it was computed from, in one step."""
-    expanded: Tensor | None = None
-    """The tracked tensor that it repeats along new or single dimensions, if it only does that."""
-
-
 _SILENT = frozenset(
     "size dim stride numel nelement __len__ is_floating_point is_complex is_contiguous element_size data_ptr get_device "
-    "ndimension storage_offset __bool__ __format__ __repr__ item tolist type is_nested _is_view requires_grad_ "
-    "register_hook _set_grad_enabled new_zeros new_ones new_full new_empty new_tensor __hash__ is_same_size".split()
+    "ndimension storage_offset __repr__ __str__ __format__ is_nested _is_view _set_grad_enabled __hash__ is_same_size "
+    "untyped_storage storage result_type is_signed retain_grad is_shared is_pinned __dir__ has_names is_inference "
+    "is_conj is_neg is_set_to broadcast_shapes promote_types can_cast dtype_of".split()
 )
-"""What says nothing of the records, or makes a constant."""
-_MARK = "_privet_mark"
-_GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag"})
+"""What says nothing of the values of a tensor, or shows them to a reader and to no later operation."""
+_CONSTANTS = frozenset(
+    "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like randn_like "
+    "randint_like".split()
+)
+"""What takes shape, type and device of a tensor and none of its values."""
+_LIKE_ANOTHER = frozenset("view_as reshape_as expand_as type_as to copy".split())
+"""What takes the values of the first argument, and only the shape or type of others."""
+_ESCAPES = frozenset(
+    "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy __array__ __contains__ equal allclose is_nonzero "
+    "__dlpack__ __reduce_ex__ __iter__".split()
+)
+"""What turns values of a tensor into numbers of Python, where they are not followed."""
+_GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag", "data", "grad"})
+_TAKEN_APART = frozenset(
+    "unfold fold mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
+    "margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss multi_margin_loss "
+    "multilabel_margin_loss triplet_margin_loss embedding_bag embedding norm".split()
+)
+"""Python functions of torch whose parts are followed, since their arguments are not those of the part of their name."""
+_DROPOUTS = frozenset("dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_alpha_dropout".split())
+
+
+NOT_PUBLIC = (
+    "private.public(function) was given a private batch, or what was computed from one: in the function, nothing may come "
+    "from a record."
+)
 
 
 class Recorder(TorchFunctionMode):
-    """Active while the model's forward pass runs; see the module's docstring."""
+    """Active from the batch to its backward pass; see the module's docstring."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__()
         self.parameters = parameters
         self._names = {id(p): name for name, p in parameters.items()}
+        self._guarded: dict[int, str] = {p.untyped_storage()._cdata: name for name, p in parameters.items()}
         self.modules: list[str] = []
         """The dotted names of the modules whose forward pass is running, outermost first."""
         self.current: Pass | None = None
+        self.still = False
+        """Whether dropout lets everything through, so that two runs can be compared."""
         self._suspended: list[list[nn.Parameter]] = []
+        self._constants: dict[int, ref[Tensor]] = {}
+        self._written: dict[int, Tensor] = {}
+        self._versions: dict[int, int] = {}
+        self._taken_apart: list[Any] = []
+        """Functions of torch whose parts are looked at, outermost first; one that calls itself again is looked at whole."""
 
     # --- what rules ask ---------------------------------------------------------------------------------------------
 
@@ -88,42 +104,91 @@ class Recorder(TorchFunctionMode):
         return self.current.records
 
     def tracks(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._names or isinstance(self._mark_of(tensor), Derived)
+        if id(tensor) in self._names:
+            return True
+        mark = mark_of(tensor)
+        return mark is not None and mark.derived is not None and self._is_current(mark)
 
     def expanded_from(self, tensor: Tensor) -> Tensor | None:
-        mark = self._mark_of(tensor)
-        return mark.expanded if isinstance(mark, Derived) else None
+        mark = mark_of(tensor)
+        return mark.derived.expanded if mark is not None and mark.derived is not None else None
 
     def stride(self, tensor: Tensor) -> int | None:
         """Where the records are, None if the tensor does not depend on the batch."""
-        mark = self._mark_of(tensor)
-        return mark if isinstance(mark, int) else None
+        mark = self._look(tensor)
+        return None if mark is None else mark.stride
 
-    def _mark_of(self, tensor: Tensor) -> int | Derived | None:
-        """What this pass noted on a tensor: a stride, or how it was derived from parameters.
-
-        An attribute of the tensor, because every operation of the forward pass asks for it; a dictionary with weak keys
-        takes twenty times as long. The token tells this pass's marks from older ones on a tensor that is used again.
-        """
-        mark = getattr(tensor, _MARK, None)
-        return mark[1] if mark is not None and self.current is not None and mark[0] is self.current.token else None
-
-    def _set_mark(self, tensor: Tensor, mark: int | Derived) -> None:
-        assert self.current is not None
-        setattr(tensor, _MARK, (self.current.token, mark))
+    def doubt_of(self, tensor: Tensor) -> str:
+        """Why the tensor is not known to keep records apart; empty where it is."""
+        mark = self._look(tensor)
+        return "" if mark is None else mark.why
 
     def known_stride(self, tensor: Tensor, operation: str) -> int:
-        stride = self.stride(tensor)
-        if stride is None or stride == UNKNOWN:
-            raise self.refusal(f"it is not known which part of the input of `{operation}` belongs to which record")
-        return stride
+        mark = self._look(tensor)
+        if mark is None or mark.stride is None or mark.stride < 0:
+            why = mark.why if mark is not None and mark.why else ""
+            because = f": {why}" if why else ""
+            raise self.refusal(
+                f"it is not known which part of the input of `{operation}` belongs to which record{because}"
+            )
+        if mark.why:
+            self._go_on(mark.why)
+        return mark.stride
 
     def refusal(self, why: str) -> UnsupportedModelError:
         where = f"module '{self.module}'" if self.module else "the model"
         return UnsupportedModelError(
             f"Per-example gradients of {where} cannot be formed: {why}. If the module treats each record on its own, "
-            f"keep the records in one dimension, or register a rule for its class with @privet.gradients.rule."
+            f"keep the records in one dimension, or register a rule for its class with @privet.gradients.rule. "
+            f"make_private(..., isolation='each') trains it as it is, one record at a time."
         )
+
+    def _is_current(self, mark: Mark) -> bool:
+        return self.current is not None and mark.token is self.current.token
+
+    def _look(self, tensor: Tensor) -> Mark | None:
+        """The mark of a tensor in this pass; None for a constant or a parameter. What is not known is not a constant."""
+        mark, current = mark_of(tensor), self.current
+        if mark is not None and (mark.stride is None or (current is not None and mark.token is current.token)):
+            if mark.stride is None:
+                return self._if_written(tensor)
+            return self._if_customized(tensor, mark) if tensor.requires_grad else mark
+        if current is None or current.trusting:
+            return None
+        if mark is not None:
+            return current.unknown("a tensor of an earlier batch is used")
+        if current.public:
+            return None
+        if id(tensor) in self._names or self._is_constant(tensor):
+            return self._if_written(tensor)
+        return current.unknown(
+            "it uses a tensor of unknown origin: make constants before the loop, and tensors of records in the data set "
+            "or its collate function"
+        )
+
+    def _if_written(self, tensor: Tensor) -> Mark | None:
+        if self._written and not self.current_trusts() and tensor.untyped_storage()._cdata in self._written:
+            assert self.current is not None
+            return self.current.unknown("records were written into a tensor that was there before")
+        return None
+
+    def current_trusts(self) -> bool:
+        return self.current is None or self.current.trusting
+
+    def _if_customized(self, tensor: Tensor, mark: Mark) -> Mark:
+        """A custom ``autograd.Function`` has a backward pass of its own, which nobody has followed."""
+        node = tensor.grad_fn
+        if node is None or not _is_custom(type(node)) or self.current is None or mark.why or self.current.alone:
+            return mark
+        name = type(node).__name__.removesuffix("Backward")
+        why = f"the backward pass of the autograd.Function {name} is not followed"
+        if name == "CheckpointFunction":
+            why = "a part is checkpointed with use_reentrant=True, which hides its forward pass; use use_reentrant=False"
+        return Mark(mark.token, mark.stride if self.current.assume else UNKNOWN, why)
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        known = self._constants.get(id(tensor))
+        return known is not None and known() is tensor
 
     # --- what rules do ----------------------------------------------------------------------------------------------
 
@@ -149,19 +214,38 @@ class Recorder(TorchFunctionMode):
                 raise PrivetError(
                     "A second backward pass went through the same forward pass: add the losses up and call backward once."
                 )
-            self.before_receive(current)
+            self._join(current)
             # Without its history: what a use keeps would keep the graph alive, and the graph the use.
             waiting[0].receive(tuple(t.detach() for t in saved), grad, current.budget)
             current.received.append(waiting.pop())
 
         return receive
 
-    def before_receive(self, current: Pass) -> None:
-        """Called in the backward pass before each use takes its gradient; the engine looks at the loss here."""
+    @staticmethod
+    def _join(current: Pass) -> None:
+        """A backward pass has reached the model: how its loss joins the records must be known, and be one way for all."""
+        if isinstance(current.pending, PrivetError):
+            raise current.pending
+        if current.pending is None:
+            raise PrivetError(
+                "The call of backward was not seen: call loss.backward() in the body of the loop, in its own thread."
+            )
+        if current.reduction not in (None, current.pending):
+            raise PrivetError("One loss is a mean over the records, another one a sum: make both a mean, or both a sum.")
+        current.reduction = current.pending
+
+    def note(self, out: Tensor, stride: int, why: str, like: Tensor) -> None:
+        """State where the records are in a result that was computed here, and what speaks against it."""
+        assert self.current is not None
+        if self.current.escaped and like.requires_grad:
+            why = why or self.current.escaped
+        if why and not self.current.assume:
+            stride = UNKNOWN
+        set_mark(out, Mark(self.current.token, stride, why))
 
     def note_derived(self, out: Tensor, sources: tuple[Tensor, ...], expanded: Tensor | None = None) -> None:
-        self._set_mark(out, Derived(sources, expanded))
         assert self.current is not None
+        set_mark(out, Mark(self.current.token, None, derived=Derived(sources, expanded)))
         # A slot refers to it after the forward pass is over, when nothing else may.
         self.current.derived.append(out)
 
@@ -173,19 +257,34 @@ class Recorder(TorchFunctionMode):
         """The names of the parameters that a tracked tensor depends on."""
         if id(tensor) in self._names:
             return [self._names[id(tensor)]]
-        derived = getattr(tensor, _MARK)[1]  # of a pass that may be over
-        return list(dict.fromkeys(name for source in derived.sources for name in self.sources(source)))
+        mark = mark_of(tensor)  # of a pass that may be over
+        assert mark is not None and mark.derived is not None
+        return list(dict.fromkeys(name for source in mark.derived.sources for name in self.sources(source)))
+
+    # --- listening --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_listening(self) -> bool:
+        return any(
+            torch._C._get_function_stack_at(place) is self for place in range(torch._C._len_torch_function_stack())
+        )
 
     def listen(self) -> None:
-        self.__enter__()  # type: ignore[no-untyped-call]
+        _push_mode(self)
 
     def stop(self) -> None:
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    # --- interception -----------------------------------------------------------------------------------------------
+        """Leave the stack of modes, wherever in it this one is."""
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = _pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
 
     def begin(self, current: Pass, inputs: Any, batch_dim: int, views: int) -> None:
-        """Mark the tensors that hold the batch: all inputs with as many rows, the first one for certain."""
+        """Mark the inputs of a model that this library calls: all that have as many rows, the first one for certain."""
         self.current = current
         rows = current.records * views
         for index, tensor in enumerate(_tensors(inputs)):
@@ -194,45 +293,122 @@ class Recorder(TorchFunctionMode):
             square = tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1]
             if index and square and tensor.dtype != torch.long:
                 continue  # as like an attention mask as a batch; as a constant it is right either way
-            self._set_mark(tensor, stride_at(tensor.shape, batch_dim, views))
+            set_mark(tensor, Mark(current.token, stride_at(tensor.shape, batch_dim, views)))
+
+    def hand_out(self, current: Pass, batch: Iterable[tuple[Tensor, int | None]]) -> None:
+        """Mark the very tensors of a batch: each with the dimension that holds its records, None where none does."""
+        self.current = current
+        self._written = {key: tensor for key, tensor in self._written.items() if self._is_constant(tensor)}
+        for tensor, dim in batch:
+            if dim is None:
+                set_mark(tensor, current.unknown("a part of the batch has no dimension for the records"))
+            else:
+                set_mark(tensor, Mark(current.token, stride_at(tensor.shape, dim)))
+
+    def know(self, constants: Iterable[Tensor]) -> None:
+        """Tensors that were there before the first batch, and hold none of its records."""
+        self._constants.update((id(tensor), ref(tensor)) for tensor in constants)
+
+    def watch(self, buffers: Iterable[tuple[str, Tensor]]) -> None:
+        """Buffers of the model, which records must not change."""
+        for name, buffer in buffers:
+            self._guarded[buffer.untyped_storage()._cdata] = name
+            self._versions[id(buffer)] = buffer._version
+            self.know([buffer])
+
+    def is_changed(self, buffer: Tensor) -> bool:
+        """Whether a buffer was changed by anything but an operation without records."""
+        return self._versions.get(id(buffer)) != buffer._version
+
+    # --- interception -----------------------------------------------------------------------------------------------
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        if self._suspended or name in _SILENT or (name not in _GETTERS_THAT_MOVE and func.__name__ == "__get__"):
+        if self._suspended or self.current is None or name in _SILENT or _is_silent_getter(func, name):
+            return func(*args, **kwargs)
+        if name == "backward" or (name == "grad" and func.__name__ == "grad"):
+            self.before_backward(args[0] if args else next(iter(kwargs.values())), 1 + (name == "grad"), args, kwargs)
             return func(*args, **kwargs)
         tensors = _tensors((args, kwargs) if kwargs else args)
         batched = tracked = False
-        known: list[tuple[Tensor, int | None]] = []
+        known: list[tuple[Tensor, Mark | None]] = []
         for tensor in tensors:
-            mark = self._mark_of(tensor)
-            stride = mark if isinstance(mark, int) else None
-            known.append((tensor, stride))
-            batched = batched or stride is not None
-            tracked = tracked or id(tensor) in self._names or isinstance(mark, Derived)
-        if batched and name in REFUSED:
-            raise self.refusal(REFUSED[name])
-        if not (tracked and torch.is_grad_enabled()):
-            out = func(*args, **kwargs)
-            if batched:
-                self._follow(name, args, kwargs, known, out)
-            return out
+            mark = self._look(tensor)
+            known.append((tensor, mark))
+            batched = batched or mark is not None
+            tracked = tracked or self.tracks(tensor)
+        if name == "grad" and tracked:
+            self.before_reading_gradient(args[0])
+        if name in _CONSTANTS:
+            batched = False
+        if batched and name in _LIKE_ANOTHER and known[0][1] is None and args and args[0] is known[0][0]:
+            batched, known = False, known[:1]
         if not batched:
-            return self._from_parameters_alone(name, func, args, kwargs, tensors)
-        if isinstance(func, FunctionType):
-            with self:
-                return _unguarded(func)(*args, **kwargs)
-        operation = Operation(self, name, func, args, kwargs)
-        out = RULES[name](operation) if name in RULES else operation.generic()
-        self._follow(name, args, kwargs, known, out)
+            return self._without_records(name, func, args, kwargs, tensors, tracked)
+        if self.current.public and tracked:
+            raise PrivetError(NOT_PUBLIC)
+        if name in REFUSED:
+            raise self.refusal(REFUSED[name])
+        if name in _ESCAPES or name == "register_hook":
+            return self._let_out(name, func, args, kwargs)
+        if self.still and name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        alone = self.current.alone
+        if isinstance(func, FunctionType) and name in LOSSES and not alone:
+            out = LOSSES[name](self, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        combines = tracked and torch.is_grad_enabled() and not alone
+        if isinstance(func, FunctionType) and not alone and (combines or name in _TAKEN_APART or not is_known(name)):
+            if func not in self._taken_apart:
+                self._taken_apart.append(func)
+                try:
+                    with self:
+                        return _unguarded(func)(*args, **kwargs)
+                finally:
+                    self._taken_apart.pop()
+        written = _written(name, func, args, kwargs)
+        if written is not None:
+            self._refuse_guarded(written)
+        if not combines:
+            out = func(*args, **kwargs)
+        else:
+            self._refuse_penalty(known)
+            operation = Operation(self, name, func, args, kwargs)
+            out = RULES[name](operation) if name in RULES else operation.generic()
+        self._follow(name, args, kwargs, known, out if written is None else written, written is not None)
         return out
 
-    def _from_parameters_alone(
-        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    def before_backward(self, roots: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called when a backward pass begins; the engine looks at the loss here."""
+
+    def before_reading_gradient(self, parameter: Tensor) -> None:
+        """Called when somebody reads ``parameter.grad``."""
+
+    def _without_records(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        tracked: bool,
     ) -> Any:
         out = func(*args, **kwargs)
+        if tracked and torch.is_grad_enabled() and name not in _CONSTANTS:
+            self._note_derived(name, tensors, out)
+        elif not self.current_trusts():
+            for tensor in _tensors(out):
+                if mark_of(tensor) is None and id(tensor) not in self._names:
+                    set_mark(tensor, FREE)
+            if name.endswith("_") and args and isinstance(args[0], Tensor) and id(args[0]) in self._versions:
+                self._versions[id(args[0])] = args[0]._version
+        return out
+
+    def _note_derived(self, name: str, tensors: list[Tensor], out: Any) -> None:
         sources = tuple(t for t in tensors if self.tracks(t))
         expanded = sources[0] if name in {"expand", "expand_as", "broadcast_to", "repeat"} else None
         if expanded is not None and name == "repeat" and not _only_repeats_single(expanded, out):
@@ -240,25 +416,143 @@ class Recorder(TorchFunctionMode):
         for tensor in _tensors(out):
             if tensor.requires_grad and not self.tracks(tensor):
                 self.note_derived(tensor, sources, expanded)
-        return out
+            elif not self.current_trusts() and mark_of(tensor) is None and id(tensor) not in self._names:
+                set_mark(tensor, FREE)
+
+    def _let_out(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A value of the records becomes a number of Python, or their gradient is given to a function."""
+        assert self.current is not None
+        if self.current.alone:
+            return func(*args, **kwargs)
+        if name == "register_hook":
+            set_mark(args[0], self.current.unknown("a hook on a tensor of the records may change their gradients"))
+        elif not self.current.escaped and not self.current.trusting:
+            self.current.escaped = (
+                f"`{name.strip('_')}` reads a value of the records{self._where()}, and the loss is computed after it"
+            )
+        return func(*args, **kwargs)
 
     def _follow(
         self,
         name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        known: list[tuple[Tensor, int | None]],
+        known: list[tuple[Tensor, Mark | None]],
         out: Any,
+        in_place: bool,
     ) -> None:
-        if isinstance(out, Tensor) and self.stride(out) is not None and not name.endswith("_"):
-            return
-        source, stride = next((t, s) for t, s in known if s is not None)
-        if any(s == UNKNOWN for _, s in known):
-            stride = UNKNOWN
+        """Mark what an operation on records has made, or written."""
+        current = self.current
+        assert current is not None
+        why, strides, source, first = "", [], None, 0
+        for tensor, mark in known:
+            stride = None if mark is None else mark.stride
+            strides.append((tensor, stride))
+            if mark is not None and stride is not None:
+                why = why or mark.why
+                if source is None or (first < 0 and stride >= 0):
+                    source, first = tensor, stride
+        assert source is not None
         for index, tensor in enumerate(_tensors(out)):
-            if (tensor.ndim and self.stride(tensor) is None) or name.endswith("_"):
-                moved = Moved(args, kwargs, source, stride, known, tensor, self.records, index)
-                self._set_mark(tensor, follow(name, moved))
+            noted = mark_of(tensor)
+            if not in_place and noted is not None and noted.stride is not None and self._is_current(noted):
+                continue  # a rule has stated it
+            if current.alone:
+                set_mark(tensor, Mark(current.token, UNKNOWN if why else 0, why))
+                if in_place:
+                    self._note_writing(tensor, 0, why)
+                continue
+            moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
+            stride = self._place_of_writing(name, moved) if in_place else follow(name, moved)
+            doubt = why
+            if stride == UNKNOWN and not doubt:
+                doubt = f"`{name}` is not known to keep records apart{self._where()}"
+            if current.escaped and tensor.requires_grad:
+                doubt = doubt or current.escaped
+            if doubt and current.assume and stride == UNKNOWN:
+                stride = _guessed(moved)
+            elif doubt and not current.assume:
+                stride = UNKNOWN
+            set_mark(tensor, Mark(current.token, stride, doubt))
+            if in_place:
+                self._note_writing(tensor, stride, doubt)
+
+    def _place_of_writing(self, name: str, moved: Moved) -> int:
+        """Where the records are after something was written into ``moved.out``: where they were before, or nowhere."""
+        before = self.stride(moved.out)
+        if name in ("__setitem__", "index_put_"):
+            return self._place_of_assignment(moved, before)
+        after = follow(name, moved)
+        return after if before is None or before == after else UNKNOWN
+
+    def _place_of_assignment(self, moved: Moved, before: int | None) -> int:
+        """``x[index] = values``: the index holds no records, and a place of `values` goes to the same place of `x`."""
+        if len(moved.args) < 3 or moved.args[0] is not moved.out:
+            return UNKNOWN
+        strides = {id(tensor): stride for tensor, stride in moved.tensors}
+        index, values = moved.args[1], moved.args[2]
+        if any(strides.get(id(t)) is not None for t in _tensors(index)):
+            return UNKNOWN
+        # Numbers in the place of x: what the index takes of them says where each one is.
+        if moved.records == 1:
+            return before if before is not None else 0
+        own = strides.get(id(values)) if isinstance(values, Tensor) else None
+        with torch._C.DisableTorchFunction():
+            target = moved.out.detach()[index]
+        candidates = [before] if before is not None else [
+            stride_at(moved.out.shape, dim) for dim in range(moved.out.ndim)
+        ]
+        for stride in candidates:
+            sliced = Moved((moved.out, index), {}, moved.out, stride, ((moved.out, stride),), target, moved.records)
+            after = follow("__getitem__", sliced) if position(moved.out.shape, stride, moved.records) else UNKNOWN
+            if after < 0:
+                continue
+            if own is None:
+                return stride if before is not None else UNKNOWN
+            given = Moved((values,), {}, values, own, ((values, own),), target, moved.records)
+            if aligned(given, target.shape) == after:
+                return stride
+        return UNKNOWN
+
+    def _note_writing(self, tensor: Tensor, stride: int, doubt: str) -> None:
+        """What shares memory with a tensor that records were written into holds records, too."""
+        assert self.current is not None
+        if not self.current.trusting:
+            self._written[tensor.untyped_storage()._cdata] = tensor
+        base = tensor._base
+        if base is not None:
+            mark = mark_of(base)
+            if mark is None or not self._is_current(mark) or stride < 0 or mark.stride is None:
+                why = doubt or "records were written into a part of a tensor"
+                set_mark(base, self.current.unknown(why))
+
+    def _refuse_penalty(self, known: list[tuple[Tensor, Mark | None]]) -> None:
+        """A parameter meets what is left of the records after they were joined: that gradient would belong to no record."""
+        if any(mark is not None and mark.stride is not None and mark.stride < UNKNOWN for _, mark in known):
+            name = next(name for tensor, _ in known if self.tracks(tensor) for name in self.sources(tensor))
+            raise UnsupportedModelError(
+                f"Parameter '{name}' is used in the loss after the records were joined, so that its gradient belongs to no "
+                f"record. For a penalty use the optimizer's weight_decay, or private.public(function)."
+            )
+
+    def _refuse_guarded(self, written: Tensor) -> None:
+        name = self._guarded.get(written.untyped_storage()._cdata)
+        if name is not None:
+            raise self.refusal(
+                f"'{name}' is changed by the records, outside the clipped gradient. Keep statistics of records out of the "
+                f"model, or put the module that keeps them in eval mode"
+            )
+
+    def _where(self) -> str:
+        module = f" in module '{self.module}'" if self.module else ""
+        line = source_line()
+        return f"{module} ({line})" if line else module
+
+    def _go_on(self, why: str) -> None:
+        assert self.current is not None
+        self.current.doubts[why] = None
+
+    # --- modules with a rule of their own ---------------------------------------------------------------------------
 
     def suspend(self, module: nn.Module) -> None:
         """A module with a rule of its own begins: its operations are not looked at, its parameters are constants."""
@@ -273,6 +567,9 @@ class Recorder(TorchFunctionMode):
 
     def set_stride_like(self, out: Tensor, inputs: tuple[Tensor, ...]) -> None:
         """The records are in front, as they must be in the first input of a module with a rule of its own."""
+        for tensor in inputs:
+            if self._look(tensor) is not None:
+                self.known_stride(tensor, "forward")
         front = inputs[0].shape[0] // self.records if inputs and self.records else 1
         if front * self.records != out.shape[0]:
             raise self.refusal("its own rule needs the records in the first dimension of its input and its output")
@@ -280,14 +577,63 @@ class Recorder(TorchFunctionMode):
 
     def set_stride(self, tensor: Tensor, stride: int) -> None:
         """State where the records are in the result of a rule that knows better than `follow`."""
-        self._set_mark(tensor, stride if position(tensor.shape, stride, self.records) else UNKNOWN)
+        assert self.current is not None
+        place = stride if position(tensor.shape, stride, self.records) else UNKNOWN
+        self.note(tensor, place, "", tensor)
 
 
 def _name(func: Callable[..., Any]) -> str:
     name: str = getattr(func, "__name__", "")
-    if name == "__get__":
-        return getattr(getattr(func, "__self__", None), "__name__", name)
+    if name in ("__get__", "__set__"):
+        found: str = getattr(getattr(func, "__self__", None), "__name__", name)
+        return found if name == "__get__" else f"{found}_"
     return name
+
+
+def _is_silent_getter(func: Callable[..., Any], name: str) -> bool:
+    kind = func.__name__
+    if kind == "__get__":
+        return name not in _GETTERS_THAT_MOVE
+    return kind == "__set__" and name != "data_"
+
+
+@cache
+def _is_custom(kind: type) -> bool:
+    own = getattr(getattr(kind, "_forward_cls", None), "__module__", "").startswith("privet.gradients.")
+    return issubclass(kind, BackwardCFunction) and not own
+
+
+def _written(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tensor that an operation changes in place, if it changes one."""
+    out = kwargs.get("out")
+    if isinstance(out, Tensor):
+        return out
+    changes = (name.endswith("_") and not name.endswith("__")) or name in _WRITING
+    if changes and args and isinstance(args[0], Tensor) and name not in ("requires_grad_", "retain_grad_"):
+        return args[0]
+    return None
+
+
+_WRITING = frozenset(
+    "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ "
+    "__ilshift__ __irshift__".split()
+)
+
+
+def _guessed(moved: Moved) -> int:
+    """Where the records would be if the operation kept them apart, for a run that goes on under this assumption."""
+    known = [(t, s) for t, s in moved.tensors if s is not None and s >= 0]
+    if not known:
+        return UNKNOWN
+    source, stride = known[0]
+    rest = Moved(moved.args, moved.kwargs, source, stride, known, moved.out, moved.records, moved.index)
+    found = aligned(rest, moved.out.shape)
+    if found >= 0 and position(moved.out.shape, found, moved.records):
+        return found
+    at = rest.at
+    if at is not None and at.dim < moved.out.ndim and moved.out.shape[at.dim] == source.shape[at.dim]:
+        return stride_at(moved.out.shape, at.dim, at.inner)
+    return UNKNOWN
 
 
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})

@@ -10,6 +10,7 @@ import copy
 import math
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,6 @@ from privet.models.dense_gan import DenseGenerator
 from privet.privacy import Budget, Gaussian, Ledger, Relation
 from privet.randomness import before_training
 from privet.training import Average, BudgetExhausted, Private, make_private
-from privet.training.standing import Standing
 
 
 @dataclass(frozen=True)
@@ -137,25 +137,33 @@ class Dpgan:
             labels = draw_labels(frequencies, self.made)
             return maker(torch.randn(self.made, self.latent), labels), labels
 
-        standing = Standing(private)
+        losses: list[float] = []
         with closing(private), _Twin(judge, self.clip) as twin:
+
+            def judge_made() -> None:
+                with torch.no_grad():
+                    for parameter, gradient in zip(judge.parameters(), twin.gradients(*made()), strict=True):
+                        parameter.grad = gradient.to(parameter.dtype)
+
+            def after_step(standing: dict[str, Any]) -> None:
+                """Once for each step, also one for which nobody was drawn: how often must not depend on the records."""
+                if private.steps_done % self.turns == 0:
+                    with private.paused():
+                        learn_maker.zero_grad()
+                        called_real(judge(*made())).backward()
+                        learn_maker.step()
+                        average.update()
+                if on_step is not None:
+                    on_step({"what": "Training the GAN", "loss": losses[-1] if losses else None, **standing})
+
+            private.public(judge_made)
             try:
-                for inputs, labels in private.batches():
+                for inputs, labels in private.batches(on_step=after_step):
                     learn_judge.zero_grad()
                     loss = called_real(judge(inputs * 2 - 1, labels))
                     loss.backward()
-                    with private.public(), torch.no_grad():
-                        for parameter, gradient in zip(judge.parameters(), twin.gradients(*made()), strict=True):
-                            parameter.grad = gradient
                     learn_judge.step()
-                    if private.steps_done % self.turns == 0:
-                        with private.paused():
-                            learn_maker.zero_grad()
-                            called_real(judge(*made())).backward()
-                            learn_maker.step()
-                            average.update()
-                    if on_step is not None:
-                        on_step({"what": "Training the GAN", "loss": float(loss.detach()), **standing()})
+                    losses[:] = [float(loss.detach())]
             except BudgetExhausted:
                 # The generator is what was trained until here.
                 if private.steps_done == 0:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from privet.errors import InputError
 from privet.randomness import Randomness
@@ -29,7 +31,7 @@ class Part:
     """The state of a seeded sampling stream after this step was drawn."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Records:
     """A data set and how it is loaded.
 
@@ -49,6 +51,39 @@ class Records:
     def __post_init__(self) -> None:
         if self.physical is not None and self.physical < 1:
             raise InputError(f"physical_batch_size must be at least 1, not {self.physical}.")
+
+    def sample(self, count: int, seed: int) -> Any:
+        """A batch of `count` records for a rehearsal, drawn apart from the run's randomness: nothing of it is released."""
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(seed))[:count]
+        (batch,) = load_batches(self.dataset, [order.sort().values], collate=self.collate)
+        return batch
+
+    def dims(self, batch: Any) -> list[tuple[Tensor, int | None]]:
+        """The tensors of a batch, each with the dimension that holds the records, None where none does.
+
+        Tensors of a data set hold them in front. What a collate function makes is seen by giving it one record once and
+        twice: the dimension that grows holds the records.
+        """
+        tensors = tensors_of(batch)
+        if self.collate is None and (hasattr(self.dataset, "batch") or hasattr(self.dataset, "tensors")):
+            return [(tensor, 0) for tensor in tensors]
+        grown = self._grown
+        if len(grown) != len(tensors):
+            raise InputError(
+                f"The collate function gives {len(grown)} tensors for one record, and {len(tensors)} for a batch: let it "
+                f"give as many for every batch."
+            )
+        return list(zip(tensors, grown, strict=True))
+
+    def own_tensors(self) -> list[Tensor]:
+        """The tensors that the data set consists of, where it consists of tensors."""
+        return tensors_of(list(vars(self.dataset).values())) if hasattr(self.dataset, "__dict__") else []
+
+    @cached_property
+    def _grown(self) -> list[int | None]:
+        collate, record = self.collate or default_collate, self.dataset[0]
+        one, two = tensors_of(collate([record])), tensors_of(collate([record, record]))
+        return [_dim_that_grows(a.shape, b.shape) for a, b in zip(one, two, strict=True)]
 
     def check(self, plan: Plan) -> None:
         """Raise unless these are the records of the plan."""
@@ -75,3 +110,18 @@ class Records:
 
         for batch in load_batches(self.dataset, draw(), workers=self.workers, collate=self.collate):
             yield parts.popleft(), batch
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a batch, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [tensor for item in value for tensor in tensors_of(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _dim_that_grows(one: torch.Size, two: torch.Size) -> int | None:
+    changed = [dim for dim, (a, b) in enumerate(zip(one, two, strict=False)) if (a, b) == (1, 2)]
+    same = len(one) == len(two) and sum(a != b for a, b in zip(one, two, strict=True)) == 1
+    return changed[0] if same and len(changed) == 1 else None

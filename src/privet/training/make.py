@@ -23,9 +23,10 @@ from privet.training.average import Average
 from privet.training.folder import RunFolder
 from privet.training.identity import data_fingerprint, describe
 from privet.training.opacus import opacus_names
+from privet.training.optimizers import is_planned
 from privet.training.physical import free_memory, records_within
 from privet.training.plan import Plan
-from privet.training.private import Private
+from privet.training.private import Isolation, Private
 from privet.training.state import Stateful
 
 
@@ -49,7 +50,6 @@ def make_private(
     scheduler: Any = None,
     views: int = 1,
     loss_reduction: Literal["auto", "mean", "sum"] = "auto",
-    batch_dim: int = 0,
     physical_batch_size: int | Literal["auto"] | None = None,
     memory_budget: int | None = None,
     workers: int | None = None,
@@ -60,6 +60,8 @@ def make_private(
     resume: bool = False,
     save_every: int | None = None,
     stateful: Mapping[str, Stateful] | None = None,
+    isolation: Isolation = "follow",
+    self_check: bool = True,
 ) -> Private:
     """Give an existing training loop differential privacy:
 
@@ -90,10 +92,9 @@ def make_private(
         accountant: whose theorem calibrates the noise and watches the budget.
         average: the decay of a moving average of the parameters, ``private.average``; post-processing, free of cost.
         scheduler: a torch scheduler of the learning rate, stepped once after every private step, also an empty one.
-        views: augmentation multiplicity: the loop turns each record into so many consecutive rows
-            (``x.repeat_interleave(views, 0)``, then augments them); they are averaged before clipping, as one record.
+        views: augmentation multiplicity: how many rows the loop makes of each record (``x.repeat_interleave(views, 0)``, then
+            augments them), for the size of physical batches. Rows of one record are followed, and clipped as one record.
         loss_reduction: how the loss joins its records; "auto" reads it off the loss.
-        batch_dim: the dimension of the model's inputs that holds the records.
         physical_batch_size: at most so many records go through the model at once; the step stays the same. "auto"
             chooses as many as fit into `memory_budget`, or into a quarter of the free memory without one.
         memory_budget: bytes that may be used to keep per-example gradients, and by a physical batch under "auto".
@@ -107,6 +108,11 @@ def make_private(
         resume: continue the run in `folder` where there is one: it must have the same plan, data and seed.
         save_every: steps from one checkpoint to the next; an epoch without it. There is one after the last step, too.
         stateful: more that is saved and continued by name: anything with ``state_dict`` and ``load_state_dict``.
+        isolation: how it is made sure that a record's gradient is its own. "follow" follows every operation from the batch to
+            the loss, and refuses what is not known to keep records apart. "each" evaluates each record alone: slow, and
+            right whatever the model does. "assume" goes on, and the statement says what it assumes.
+        self_check: give the loop's body a few records before the first step, and see that what one record contributes does
+            not depend on the others; see `privet.training.rehearsal`. Without it the statement says so.
     """
     dataset, batch_size, workers, collate = _opened(dataset, batch_size, workers)
     records = public_size if public_size is not None else len(dataset)
@@ -123,6 +129,7 @@ def make_private(
     models = (model,) if isinstance(model, nn.Module) else tuple(model)
     optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     _refuse_several_processes(models)
+    _refuse_second_plan(models, ledger)
     with ExitStack() as undo:
         run = _run_folder(folder, resume, ledger, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger()
@@ -130,7 +137,8 @@ def make_private(
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
         steps, noises = _calibrated(steps, noise_multiplier, noise, sampling, budget, ledger, run)
-        plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, records)
+        assumptions = _assumptions(isolation, self_check)
+        plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, records, assumptions)
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if physical_batch_size == "auto":
             first = dataset[0][0] if isinstance(dataset[0], (tuple, list)) else dataset[0]
@@ -153,7 +161,7 @@ def make_private(
             run.begin(identity, seeded=seed is not None)
         private = Private(
             plan,
-            Engine(whole, loss_reduction=loss_reduction, memory_budget=memory_budget, batch_dim=batch_dim, views=views),
+            Engine(whole, loss_reduction=loss_reduction, memory_budget=memory_budget),
             optimizers,
             dataset,
             ledger,
@@ -161,7 +169,7 @@ def make_private(
             Randomness.of(seed),
             budget=budget,
             size_is_public=public_size is None,
-            physical_batch_size=physical_batch_size,
+            physical_batch_size=1 if isolation == "each" else physical_batch_size,
             workers=workers,
             collate=collate,
             average=None if average is None else Average(whole, average),
@@ -170,9 +178,22 @@ def make_private(
             identity=identity,
             save_every=save_every,
             stateful=stateful,
+            isolation=isolation,
+            self_check=self_check,
         )
         undo.pop_all()
     return private
+
+
+def _assumptions(isolation: Isolation, self_check: bool) -> tuple[str, ...]:
+    if isolation not in ("follow", "each", "assume"):
+        raise InputError(f"isolation is 'follow', 'each' or 'assume', not {isolation!r}.")
+    if isolation == "assume":
+        checked = ", as a check on a few of them found" if self_check else ""
+        return (f"records are processed independently of each other{checked}",)
+    if not self_check and isolation == "follow":
+        return ("the loop treats each record on its own, which was not checked",)
+    return ()
 
 
 def _refuse_several_processes(models: Sequence[nn.Module]) -> None:
@@ -189,6 +210,15 @@ def _refuse_several_processes(models: Sequence[nn.Module]) -> None:
         and torch.distributed.get_world_size() > 1
     ):
         raise InputError("This is one of several processes that train together, which no plan accounts for: start one.")
+
+
+def _refuse_second_plan(models: Sequence[nn.Module], ledger: Ledger | None) -> None:
+    """Two plans on one model would each state a part of what was spent, unless they write into one ledger."""
+    if ledger is None and is_planned(p for model in models for p in model.parameters() if p.requires_grad):
+        raise InputError(
+            "The model is trained by another make_private already: finish it, end it with private.close(), or record both "
+            "in one ledger with make_private(..., ledger=private.ledger)."
+        )
 
 
 def _opened(

@@ -23,7 +23,7 @@ OTHERWISE = {
     "poisson_sampling": "batches are always Poisson-sampled, as the accounting asks; leave it out",
     "grad_sample_mode": "the engine chooses for each layer; leave it out",
     "noise_generator": "give seed=... for an experiment; a release draws its noise from secret keys",
-    "batch_first": "give batch_dim=1 where the records are not the first dimension",
+    "batch_first": "a collate function may put the records into any dimension; it is found",
     "secure_mode": "without a seed the noise always comes from secret keys; leave it out",
     "criterion": "the loss stays in your loop; leave it out",
 }

@@ -8,7 +8,7 @@ from functools import cached_property
 from privet.clipping import Clipping, ScheduledClipping
 from privet.errors import InputError
 from privet.noise import NoisePlan, ScheduledNoise
-from privet.privacy import Event, Schedule
+from privet.privacy import Assumed, Event, Schedule
 from privet.privacy.events import composed
 from privet.sampling import PoissonSampling
 
@@ -33,6 +33,8 @@ class Plan:
     noise: NoisePlan
     steps: int
     records: int
+    assumptions: tuple[str, ...] = ()
+    """What the statement assumes of the loop, beyond what the engine proves."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.records < 1:
@@ -49,7 +51,8 @@ class Plan:
 
     def step_event(self, step: int) -> Event:
         """What step 0, 1, 2, ... does to the data."""
-        return self.sampling.event(self.noise.at(step).event())
+        event = self.sampling.event(self.noise.at(step).event())
+        return event.under(Assumed(*self.assumptions)) if self.assumptions else event
 
     def events(self, first: int, end: int) -> Event:
         """What the steps from `first` up to `end`, without it, do to the data."""

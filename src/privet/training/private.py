@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 from weakref import ref
 
 import torch
@@ -13,18 +13,23 @@ from torch.optim import Optimizer
 
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine
+from privet.gradients.marks import mark_of
 from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
 from privet.training.adam import CorrectedAdam
 from privet.training.average import Average
-from privet.training.drawing import Part, Records
+from privet.training.drawing import Part, Records, tensors_of
 from privet.training.folder import RunFolder
 from privet.training.limit import Limit
-from privet.training.optimizers import check_optimizers, guard, unguard
+from privet.training.optimizers import check_optimizers, guard, release, unguard
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
+from privet.training.rehearsal import MOST, Rehearsal, held_still, is_rehearsed, selected
 from privet.training.standing import OnStep, Standing
 from privet.training.state import Stateful, restore, state_of
+from privet.training.surroundings import Surroundings
+
+Isolation = Literal["follow", "each", "assume"]
 
 
 class Private:
@@ -54,6 +59,8 @@ class Private:
         identity: Mapping[str, Any] | None = None,
         save_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
+        isolation: Isolation = "follow",
+        self_check: bool = True,
     ) -> None:
         self.plan, self.engine, self.ledger, self.delta = plan, engine, ledger, delta
         self.optimizers, self.randomness = tuple(optimizers), randomness
@@ -72,7 +79,12 @@ class Private:
         self._batch: Any = None
         self._waiting: set[Optimizer] = set()
         """The optimizers that have not stepped on the batch that was handed out."""
-        self._public: dict[str, Tensor] = {}
+        self._public: list[Callable[[], Tensor | None]] = []
+        self._isolation, self._self_check = isolation, self_check and isolation != "each"
+        self._rehearsal: Rehearsal | None = None
+        self._rehearsed_to = -1
+        """The last step before which the loop was checked."""
+        self._surroundings: Surroundings | None = None
         self.stream: Tensor | None = None
         self.torch_state: Tensor | None = None
         self._paused = False
@@ -85,7 +97,8 @@ class Private:
             restore(self, run.path, run.state)
         elif run is not None:
             self.save()
-        guard(self.optimizers, self._before_step, self._after_step)
+        self._held = _held(self.optimizers)
+        guard(self, self.optimizers, self._before_step, self._after_step)
 
     # --- what a loop uses -------------------------------------------------------------------------------------------
 
@@ -104,6 +117,16 @@ class Private:
         self._check_limit(self.steps_done)
         left = self.plan.steps - self.steps_done
         return Batches(self, left if steps is None else min(steps, left), progress, on_step)
+
+    @property
+    def rehearsing(self) -> bool:
+        """Whether the batch that was handed out is one of the self-check, of which nothing is released or kept."""
+        return self._rehearsal is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether model and optimizers are ordinary ones at this moment."""
+        return self._paused
 
     @property
     def steps_per_epoch(self) -> int:
@@ -127,22 +150,53 @@ class Private:
                 for name, parameter in self._parameters.items():
                     parameter.grad = kept[name]
 
-    @contextmanager
-    def public(self) -> Iterator[None]:
-        """Inside, `backward` adds gradients that use no record, as they are: the generated rows of a GAN, a penalty.
+    def public(self, function: Callable[[], Tensor | None] | None = None) -> None:
+        """Call `function` once in every step, also one for which nobody was drawn, and add its gradients as they are.
 
-        They join the private gradient of the step. The batch that was handed out is refused inside; what was computed
-        from it cannot be recognised, and must not be used here.
+        It gives a loss that uses no record (a penalty, the generated rows of a GAN), or calls `backward` itself. Its
+        gradients join the private gradient of the step. It is called by the step, and not in the loop's body: how often the
+        body runs depends on who was drawn. A tensor of a batch is refused in it.
         """
-        with ExitStack() as stack:
-            stack.enter_context(self.paused())
-            for module in self.engine.model.modules():
-                stack.callback(module.register_forward_pre_hook(self._refuse_batch, with_kwargs=True).remove)
-            yield
-            for name, parameter in self._parameters.items():
-                if parameter.grad is not None:
-                    before = self._public.get(name)
-                    self._public[name] = parameter.grad if before is None else before + parameter.grad
+        if function is None:
+            raise PrivetError(
+                "Give private.public a function before the loop: private.public(lambda: 0.01 * model.weight.norm()). In the "
+                "body of the loop it would tell whether anybody was drawn, since the body does not run for an empty batch."
+            )
+        if self._part is not None:
+            raise PrivetError("Register private.public(function) before the loop, not in its body.")
+        self._public.append(function)
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass of a loss for each record: a vector with one entry for each record of the batch.
+
+        No reduction is left to be read: each record's own loss is what is differentiated and clipped.
+        """
+        self.engine.backward(losses)
+
+    def step(self, losses: Tensor) -> None:
+        """`backward`, and a step of every optimizer: the whole private step from a vector with a loss for each record."""
+        self.backward(losses)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def check(self, function: Callable[[Any], Tensor], batch: Any) -> None:
+        """Check that `function`, which turns a batch into its loss or its losses, treats each record on its own.
+
+        The loop checks itself before its first step; this does the same outside of it. Nothing is released or moved.
+        """
+        if self._part is not None:
+            raise PrivetError("private.check is called outside the loop, which checks itself.")
+        dims = self._records.dims(batch)
+        records = next((tensor.shape[dim] for tensor, dim in dims if dim is not None), 0)
+        if records < 2:
+            raise InputError("A check needs a batch of at least two records.")
+        with self.engine:
+            for places in self._trials(batch, records):
+                losses = function(places)
+                (losses if losses.ndim == 0 else losses.sum()).backward()
+                assert self._rehearsal is not None
+                self._rehearsal.measure(self.engine.gradients())
+            self._conclude()
 
     def save(self) -> None:
         """Write a checkpoint of the run now; it is done by itself every `save_every` steps and after the last one."""
@@ -155,6 +209,7 @@ class Private:
     def close(self) -> None:
         """End the run: the optimizers are ordinary ones again, and the folder is free for another process."""
         unguard(self.optimizers)
+        release(self)
         if self._run_folder is not None:
             self._run_folder.close()
 
@@ -185,11 +240,14 @@ class Private:
             tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
             standing = Standing(self)
             self._continue_streams()
+            self._look_around()
             for part, batch in self._records.batches(self.plan, self.randomness, range(self.steps_done, end)):
                 if part.first:
                     self._check_limit(part.step.number)
+                    yield from self._rehearse(part.step.number)
                 self._part, self._batch, self._waiting = part, batch, set(self.optimizers)
                 if len(part.indices):
+                    self._hand_out(batch, len(part.indices))
                     yield batch
                     self._check_used()
                 else:
@@ -203,8 +261,67 @@ class Private:
                     on_step(standing())
                 if part.last and self._is_due():
                     self.save()
+                if part.last and self.steps_done == self.plan.steps:
+                    release(self)
         if end < wanted:
             self._check_limit(self.steps_done)
+
+    def _look_around(self) -> None:
+        """Before the first batch: what is there holds no records of it, but for the data set itself."""
+        if self._surroundings is None:
+            self._surroundings = Surroundings.now(self.optimizers)
+            data = {tensor.untyped_storage()._cdata for tensor in self._records.own_tensors()}
+            self._constants = [
+                tensor
+                for tensor in self._surroundings.tensors
+                if mark_of(tensor) is None and not (data and _has_storage(tensor) and tensor.untyped_storage()._cdata in data)
+            ]
+        self.engine.know(self._constants)
+
+    def _hand_out(self, batch: Any, records: int) -> None:
+        self._check_parameters()
+        alone, assume = self._isolation == "each", self._isolation == "assume"
+        self.engine.hand_out(self._records.dims(batch), records, assume=assume, alone=alone)
+
+    # --- the self-check ---------------------------------------------------------------------------------------------
+
+    def _rehearse(self, step: int) -> Generator[Any]:
+        """Give the loop's body a few records to see that it treats each on its own; see `privet.training.rehearsal`."""
+        if not self._self_check or step <= self._rehearsed_to or not (is_rehearsed(step) or self._rehearsed_to < 0):
+            return
+        expected = round(self.plan.expected_batch_size)
+        count = min(max(min(expected, self._records.physical or expected, MOST), 2), len(self._records.dataset))
+        for seed in (2 * step, 2 * step + 1):
+            batch = self._records.sample(count, seed)
+            for trial in self._trials(batch, count):
+                self._part, self._batch, self._waiting = _NOBODY, trial, set(self.optimizers)
+                yield trial
+                self._check_used()
+                self._part = self._batch = None
+            complaint = self._conclude(quiet=seed % 2 == 0)
+            if not complaint:
+                break  # what looks wrong is looked at again, with other records
+        self._rehearsed_to = step
+
+    def _trials(self, batch: Any, count: int) -> Iterator[Any]:
+        self._look_around()
+        assert self._surroundings is not None
+        dims = {id(tensor): dim for tensor, dim in self._records.dims(batch)}
+        precise = all(p.element_size() >= 4 for p in self._parameters.values())
+        self._rehearsal = Rehearsal(count, precise)
+        with held_still(self.engine.model, self._surroundings.moving) as reset, self.engine.still():
+            for _, places in self._rehearsal.trials():
+                reset()
+                trial = selected(batch, places, lambda tensor: dims[id(tensor)])
+                self._hand_out(trial, len(places))
+                yield trial
+
+    def _conclude(self, *, quiet: bool = False) -> str:
+        assert self._rehearsal is not None
+        complaint, self._rehearsal = self._rehearsal.complaint(), None
+        if complaint and not quiet:
+            raise PrivetError(complaint)
+        return complaint
 
     def _continue_streams(self) -> None:
         """Draw on from the last step that was done, whatever was drawn ahead of it."""
@@ -231,7 +348,11 @@ class Private:
                 "optimizer.step() was called without a batch: one step for each batch of private.batches()."
             )
         if len(self._waiting) == len(self.optimizers):
-            self._use(self._part)
+            if self._rehearsal is not None:
+                self._rehearsal.measure(self.engine.gradients())
+                self._set_gradients({})
+            else:
+                self._use(self._part)
         self._waiting.discard(optimizer)
 
     def _use(self, part: Part) -> None:
@@ -242,13 +363,14 @@ class Private:
                 f"The model was given {gradients.records} records, and {len(part.indices)} were drawn: give it the batch "
                 f"as it came from private.batches(), once. For several views of a record, state views=..."
             )
+        self._check_parameters()
         part.step.add(gradients, self.clipping)
         self.bad_records += gradients.bad_count
         self._set_gradients({})  # an optimizer leaves a parameter without gradient as it is
         if part.last:
+            public = self._public_gradients()
             released = part.step.release(self._record, self.noise)
             self.clipping, self.noise = released.clipping, released.noise
-            public, self._public = self._public, {}
             self._set_gradients(
                 {
                     n: released.gradients[n] + public[n] if n in public else released.gradients[n]
@@ -262,7 +384,20 @@ class Private:
             self.steps_done += 1
             self.stream = part.stream
 
+    def _public_gradients(self) -> dict[str, Tensor]:
+        """What the functions of `public` contribute to this step."""
+        if not self._public:
+            return {}
+        with self.paused(), self.engine.public(), torch.enable_grad():
+            for function in self._public:
+                loss = function()
+                if loss is not None:
+                    loss.backward()
+            return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._rehearsal is not None:
+            return
         if self._paused or self._waiting or self._part is None or not self._part.last:
             return
         if self.average is not None:
@@ -290,9 +425,8 @@ class Private:
 
     def _forget(self) -> None:
         """The loop was left: a batch that was not used is void. What it left is in the engine, which is detached."""
-        self._part = self._batch = None
+        self._part = self._batch = self._rehearsal = None
         self._waiting.clear()
-        self._public.clear()
 
     # --- what is refused --------------------------------------------------------------------------------------------
 
@@ -308,17 +442,35 @@ class Private:
             )
 
     def _check_parameters(self) -> None:
-        trained = {name for name, p in self.engine.model.named_parameters() if p.requires_grad}
-        if trained != set(self._parameters):
-            odd = sorted(trained ^ set(self._parameters))[0]
-            raise InputError(f"'{odd}' was frozen or unfrozen since make_private: call make_private again after that.")
-
-    def _refuse_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        drawn = {t.untyped_storage().data_ptr() for t in _tensors(self._batch)}
-        if any(t.untyped_storage().data_ptr() in drawn for t in _tensors((args, kwargs))):
-            raise PrivetError(
-                "private.public() was given the private batch: inside it, nothing may come from a record."
+        """Raise unless the model and its optimizers hold the parameters of the plan, and no others."""
+        now = {name: p for name, p in self.engine.model.named_parameters() if p.requires_grad}
+        if now.keys() != self._parameters.keys() or any(p is not self._parameters[name] for name, p in now.items()):
+            odd = sorted(
+                name
+                for name in now.keys() | self._parameters.keys()
+                if now.get(name) is not self._parameters.get(name)
+            )[0]
+            raise InputError(
+                f"'{odd}' was added, replaced, frozen or unfrozen since make_private, which knows nothing of it: change the "
+                f"model first, then call make_private."
             )
+        if _held(self.optimizers) != self._held:
+            raise InputError(
+                "An optimizer holds other parameters than it did at make_private: add parameter groups first, then call "
+                "make_private."
+            )
+
+
+def _held(optimizers: Sequence[Optimizer]) -> list[list[int]]:
+    return [[id(p) for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+_NOBODY = Part(None, torch.empty(0, dtype=torch.int64), first=False, last=False, stream=None)  # type: ignore[arg-type]
+"""What a batch of a rehearsal belongs to: no step."""
 
 
 class Batches:
@@ -340,14 +492,3 @@ class Batches:
 def step_name(number: int) -> str:
     """What a step of the plan is called in a run's journal."""
     return f"step {number}"
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)

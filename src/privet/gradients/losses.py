@@ -1,0 +1,114 @@
+"""Losses whose mean needs care: their divisor is counted for each record, never over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, canonical, position, stride_at
+
+if TYPE_CHECKING:
+    from privet.gradients.recorder import Recorder
+
+Loss = Callable[["Recorder", tuple[Any, ...], dict[str, Any]], Any]
+
+_CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+_KL_DIV = ("input", "target", "size_average", "reduce", "reduction", "log_target")
+
+
+def _arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"reduction": "mean", **dict(zip(names, args, strict=False)), **kwargs}
+
+
+def cross_entropy(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Cross-entropy, by each record's own targets.
+
+    torch's mean divides by how many targets of the whole batch are not ignored: other records decide it. Here each record
+    has the mean over its own targets that count (zero if none does), and the loss is the mean over the records. Where no
+    target is ignored, that is the same number.
+    """
+    return _targeted(functional.cross_entropy, recorder, _arguments(_CROSS_ENTROPY, args, kwargs))
+
+
+def nll_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As `cross_entropy`, of log-probabilities."""
+    return _targeted(functional.nll_loss, recorder, _arguments(_CROSS_ENTROPY[:-1], args, kwargs))
+
+
+def _targeted(function: Callable[..., Tensor], recorder: Recorder, given: dict[str, Any]) -> Any:
+    scores, target, reduction = given["input"], given["target"], given["reduction"]
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        return NotImplemented
+    each = function(**{**given, "reduction": "none"})
+    stride, why = _place_of_targets(recorder, scores, target, each)
+    if reduction == "mean" and given.get("weight") is not None and stride != UNKNOWN and recorder.records > 1:
+        stride, why = UNKNOWN, (
+            "a class-weighted mean divides by a number that other records decide; use reduction='none', and take the mean"
+        )
+    at = position(each.shape, stride, recorder.records)
+    if at is None or reduction == "none":
+        out = each if reduction == "none" else getattr(each, reduction)()
+        recorder.note(out, (stride if recorder.records > 1 else 0) if not why else UNKNOWN, why, each)
+        return out
+    out = each.sum() if reduction == "sum" else _own_mean(each, target, given.get("ignore_index", -100), at, stride, recorder)
+    recorder.note(out, SUM if reduction == "sum" else MEAN, why, each)
+    return out
+
+
+def _own_mean(each: Tensor, target: Tensor, ignored: int, at: Position, stride: int, recorder: Recorder) -> Tensor:
+    """The mean over the records of the mean over each record's own targets."""
+    if at.outer == at.inner == 1 and each.ndim == 1 or target.is_floating_point():
+        return each.mean()
+    counts = canonical(target != ignored, stride, recorder.records).flatten(1).sum(1).clamp_(min=1)
+    return (canonical(each, stride, recorder.records).flatten(1).sum(1) / counts).mean()
+
+
+def _place_of_targets(recorder: Recorder, scores: Tensor, target: Tensor, each: Tensor) -> tuple[int, str]:
+    """Where the records are in the losses of the targets, and why they are not known to be kept apart, if they are not."""
+    why = recorder.doubt_of(scores) or recorder.doubt_of(target)
+    if recorder.records == 1:
+        return (0 if not why else UNKNOWN), why
+    found = set()
+    for tensor in (scores, target):
+        stride = recorder.stride(tensor)
+        if stride is None:
+            continue
+        at = position(tensor.shape, stride, recorder.records)
+        has_classes = tensor is scores or target.is_floating_point()
+        if at is None or (has_classes and (at.dim == 1 or tensor.ndim == 1)):
+            return UNKNOWN, why or "the records of a cross-entropy are not in the first dimension of its input"
+        dim = at.dim - (has_classes and at.dim > 1)
+        if each.shape[dim] != tensor.shape[at.dim]:
+            return UNKNOWN, "a cross-entropy's input and target hold the records in different places"
+        found.add(stride_at(each.shape, dim, at.inner))
+    if len(found) != 1:
+        return UNKNOWN, why or "a cross-entropy's input and target hold the records in different places"
+    return found.pop(), why
+
+
+def kl_div(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``reduction="batchmean"`` is the mean over the rows of the input, each of which is a record or a part of one."""
+    given = _arguments(_KL_DIV, args, kwargs)
+    stride = recorder.stride(given["input"])
+    if given["reduction"] != "batchmean" or stride is None:
+        return NotImplemented
+    at = position(given["input"].shape, stride, recorder.records)
+    each = functional.kl_div(**{**given, "reduction": "none"})
+    other = recorder.stride(given["target"])
+    apart = at is not None and at.dim == 0 and each.shape == given["input"].shape
+    if other is not None and position(given["target"].shape, other, recorder.records) != at:
+        apart = False
+    out = each.sum() / each.shape[0]
+    why = recorder.doubt_of(given["input"]) or recorder.doubt_of(given["target"])
+    if not apart and recorder.records > 1:
+        why = why or "`kl_div` with 'batchmean' needs the records in the first dimension of its input and target"
+    recorder.note(out, MEAN if not why else UNKNOWN, why, each)
+    return out
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "nll_loss": nll_loss, "kl_div": kl_div}
+"""Losses that are computed here, by the name of their function in ``torch.nn.functional``."""
+

@@ -1,0 +1,72 @@
+"""What is around a loop before its first batch: tensors that hold no batch, and things that move with its steps."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """Something that a loop's body may move, with how it is saved and put back."""
+
+    save: Callable[[], Any]
+    restore: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """Attributes:
+    tensors: all tensors that exist.
+    moving: schedules of the optimizers, averages of models, and the settings of the optimizers.
+    """
+
+    tensors: tuple[Tensor, ...]
+    moving: tuple[Moving, ...]
+
+    @classmethod
+    def now(cls, optimizers: Iterable[Optimizer]) -> Surroundings:
+        tensors: list[Tensor] = []
+        moving = [_settings(optimizer) for optimizer in optimizers]
+        kinds: dict[type, str] = {}
+        for thing in gc.get_objects():
+            kind = type(thing)
+            found = kinds.get(kind)
+            if found is None:
+                found = kinds[kind] = _kind(kind)
+            if found == "tensor":
+                tensors.append(thing)
+            elif found == "moving":
+                moving.append(_stateful(thing))
+        return cls(tuple(tensors), tuple(moving))
+
+
+def _kind(kind: type) -> str:
+    if issubclass(kind, Tensor):
+        return "tensor"
+    return "moving" if issubclass(kind, (LRScheduler, AveragedModel)) else "other"
+
+
+def _stateful(thing: Any) -> Moving:
+    return Moving(lambda: copy.deepcopy(thing.state_dict()), thing.load_state_dict)
+
+
+def _settings(optimizer: Optimizer) -> Moving:
+    """Rates and the like, which a schedule sets."""
+
+    def save() -> list[dict[str, Any]]:
+        return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+    def restore(saved: list[dict[str, Any]]) -> None:
+        for group, values in zip(optimizer.param_groups, saved, strict=True):
+            group.update(values)
+
+    return Moving(save, restore)
