@@ -1,0 +1,8 @@
+"""All traps."""
+
+from __future__ import annotations
+
+from tests.zoo.harness import Trap
+from tests.zoo.operations import OPERATIONS
+
+TRAPS: tuple[Trap, ...] = (*OPERATIONS,)
