@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.zoo.harness import Trap
+from tests.zoo.losses import LOSSES
 from tests.zoo.operations import OPERATIONS
 
-TRAPS: tuple[Trap, ...] = (*OPERATIONS,)
+TRAPS: tuple[Trap, ...] = (*OPERATIONS, *LOSSES)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +119,8 @@ class Trap:
         data: makes the tensors of the data set, one row for each record.
         body: the training loop.
         allowed: the outcomes that pass.
-        norm: C; None takes the median norm of the oracle, so that half of the records are clipped.
+        norm: C. None takes the median norm of the oracle, so that half of the records are clipped; without an oracle, the
+            one at which a naive engine is most wrong.
         oracle: the loss of a batch with one record; the clipped sum must be the sum over it. None: only the change counts.
         left_out: records that are removed, one at a time.
         replace: change each of them into something else instead: rows of random numbers stay where they are. It costs 2 C.
@@ -396,18 +398,22 @@ def record_gradients(trap: Trap, loss: Loss) -> list[Tensor]:
     return rows
 
 
-_NORMS: dict[int, float] = {}
+_NORMS: WeakKeyDictionary[Trap, float] = WeakKeyDictionary()
 
 
 def norm_of(trap: Trap) -> float:
     """The trap's C."""
     if trap.norm is not None:
         return trap.norm
-    if id(trap) not in _NORMS:
-        assert trap.oracle is not None
-        norms = torch.stack([row.norm() for row in record_gradients(trap, trap.oracle)])
-        _NORMS[id(trap)] = float(norms[norms.isfinite()].median())
-    return _NORMS[id(trap)]
+    if trap not in _NORMS:
+        if trap.oracle is not None:
+            norms = torch.stack([row.norm() for row in record_gradients(trap, trap.oracle)])
+            _NORMS[trap] = float(norms[norms.isfinite()].median())
+        else:
+            from tests.zoo.naive import worst_norm
+
+            _NORMS[trap] = worst_norm(trap)
+    return _NORMS[trap]
 
 
 def clipped_sum(rows: Sequence[Tensor], bound: float) -> Tensor:

@@ -68,6 +68,13 @@ def alike() -> tuple[Tensor, Tensor, Tensor]:
     return x, y, weight
 
 
+def aligned() -> tuple[Tensor, Tensor]:
+    """Records whose gradients point the same way, and one that is unlike them."""
+    x = 1 + 0.05 * torch.randn(RECORDS, FEATURES)
+    x[OUTLIER] = 30 * torch.sin(torch.arange(FEATURES))
+    return x, (torch.arange(RECORDS) == OUTLIER).long()
+
+
 def masked() -> tuple[Tensor, Tensor, Tensor]:
     """Sequences of twelve positions with masks: all positions of the outlier count, and one of each other record."""
     x = 1 + 0.05 * torch.randn(RECORDS, 12, FEATURES)
@@ -96,6 +103,11 @@ def around(operation: Operation) -> Callable[[], nn.Module]:
 
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def straight() -> nn.Module:
+    """One linear layer, whose outputs have no bound."""
+    return nn.Linear(FEATURES, CLASSES)
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
