@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tests.zoo.harness import Trap
+from tests.zoo.loops import LOOPS
 from tests.zoo.losses import LOSSES
 from tests.zoo.operations import OPERATIONS
 
-TRAPS: tuple[Trap, ...] = (*OPERATIONS, *LOSSES)
+TRAPS: tuple[Trap, ...] = (*OPERATIONS, *LOSSES, *LOOPS)

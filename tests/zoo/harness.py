@@ -125,7 +125,7 @@ class Trap:
         left_out: records that are removed, one at a time.
         replace: change each of them into something else instead: rows of random numbers stay where they are. It costs 2 C.
         steps, settings: arguments of `make_private`.
-        optimizer: makes the optimizer.
+        optimizer, holds_all: makes the optimizer; whether it holds frozen parameters, too.
         public: a loss that uses no record.
         verify: looks at a finished run on all data, and returns what is wrong with it or "".
         bites: whether a naive engine is wrong by more than C (checked); False where only other things are wrong.
@@ -145,6 +145,7 @@ class Trap:
     steps: int = STEPS
     settings: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Callable[[Any], Optimizer] = Watching
+    holds_all: bool = False
     public: Callable[[nn.Module], Tensor] | None = None
     verify: Callable[[Run], str] | None = None
     bites: bool = True
@@ -251,7 +252,8 @@ def trace(trap: Trap, bound: float, changed: int | None = None, isolation: str |
     records = len(tensors_of(trap)[0])
     dataset = TensorDataset(*tensors_of(trap, changed))
     model = fresh(trap)
-    run = Run(trap, model, trap.optimizer([p for p in model.parameters() if p.requires_grad]), dataset)
+    held = [p for p in model.parameters() if p.requires_grad or trap.holds_all]
+    run = Run(trap, model, trap.optimizer(held), dataset)
     elsewhere: list[list[Tensor | None]] = []
 
     def watch(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -292,6 +294,9 @@ def _state(run: Run) -> dict[str, Tensor]:
             state.setdefault(f"entry {name}", b.detach().clone())
     if not isinstance(run.optimizer, Watching):
         return {name: b for name, b in state.items() if name.startswith("buffer ")}
+    for number, group in enumerate(run.optimizer.param_groups):
+        numbers = {k: v for k, v in group.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        state |= {f"option {k} of group {number}": torch.tensor(float(v)) for k, v in numbers.items()}
     for number, kept in enumerate(run.optimizer.state.values()):
         state |= {f"optimizer {number} {k}": v.detach().clone() for k, v in kept.items() if isinstance(v, Tensor)}
     return state
@@ -425,7 +430,7 @@ def clipped_sum(rows: Sequence[Tensor], bound: float) -> Tensor:
 
 
 def _unlike_oracle(trap: Trap, whole: Trace, bound: float) -> str:
-    if trap.oracle is None:
+    if trap.oracle is None or trap.optimizer is not Watching:
         return ""
     rows = record_gradients(trap, trap.oracle)
     expected = clipped_sum(rows, bound)
