@@ -166,7 +166,7 @@ ROWS: dict[str, Change] = {
         torch.cat([b[0], torch.ones(1, FEATURES)]),
         torch.cat([b[1], torch.zeros(1, dtype=torch.long)]),
     ),
-    "adding two halves": lambda run, b: (b[0][: len(b[0]) // 2] + b[0][len(b[0]) // 2 :][: len(b[0]) // 2], b[1][: len(b[0]) // 2]),
+    "adding two halves": lambda run, b: (b[0][: len(b[0]) // 2] + b[0][-(len(b[0]) // 2) :], b[1][: len(b[0]) // 2]),
     "using the dataset directly": lambda run, b: run.dataset[: len(b[0])],
     "using three records of the dataset": lambda run, b: run.dataset[:3],
     "one record of the dataset in every row": lambda run, b: (run.dataset[0][0].expand_as(b[0]), b[1]),
@@ -922,7 +922,10 @@ LOOPS: list[Trap] = [
         _loop(name, "parameters", body, model=model, steps=2 if "between" in name else 1)
         for name, (model, body) in PARAMETERS.items()
     ),
-    _loop("requires_grad_ in the loop, held before", "parameters", before_backward(_unfreeze), model=_half_frozen, holds_all=True),
+    _loop(
+        "requires_grad_ in the loop, held before", "parameters", before_backward(_unfreeze), model=_half_frozen,
+        holds_all=True,
+    ),
     _loop("a layer frozen in the loop", "parameters", before_backward(_freeze), verify=_frozen_does_not_drift),
     *(_loop(name, "backward", body) for name, body in BACKWARD.items()),
     _loop("SGD by hand from autograd.grad", "backward", instead(_manual_sgd), allowed=SAFE | {Outcome.CRASHED}),
