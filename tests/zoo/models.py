@@ -317,12 +317,14 @@ class Prototypes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.first(x))
-        if self.by_row:
-            h = h * self.fixed[: len(h)] * 3
-        else:
-            h = (h @ self.table.T).softmax(1) @ (self.table * self.fixed)
-        out: Tensor = self.head(h)
+        out: Tensor = self.head(self._by_row(h) if self.by_row else self._looked_up(h))
         return out
+
+    def _by_row(self, h: Tensor) -> Tensor:
+        return h * self.fixed[: len(h)] * 3
+
+    def _looked_up(self, h: Tensor) -> Tensor:
+        return (h @ self.table.T).softmax(1) @ (self.table * self.fixed)
 
 
 class TwoInputs(nn.Module):
