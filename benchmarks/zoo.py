@@ -72,7 +72,7 @@ def _reduction(trap: Trap) -> str:
     return "sum" if abs(float(twice.detach()) - 2 * float(once.detach())) < 1e-3 * abs(float(once.detach())) else "mean"
 
 
-def _opacus_sum(trap: Trap, changed: int | None, bound: float) -> Tensor:
+def _opacus_sum(trap: Trap, changed: int | None, bound: float) -> tuple[Tensor, list[Tensor]]:
     from opacus import GradSampleModule
     from opacus.validators import ModuleValidator
 
@@ -100,14 +100,14 @@ def _opacus_sum(trap: Trap, changed: int | None, bound: float) -> Tensor:
             found.append(sample.detach().double().flatten(1))
     rows = torch.cat(found, 1)
     factors = (bound / (rows.norm(dim=1) + 1e-6)).clamp(max=1.0)  # as in its DPOptimizer
-    return (rows * factors[:, None]).sum(0)
+    return (rows * factors[:, None]).sum(0), [b.detach().clone() for b in model.buffers()]
 
 
 def opacus(trap: Trap) -> Verdict:
     bound = norm_of(trap)
     try:
-        whole = _opacus_sum(trap, None, bound)
-        others = [_opacus_sum(trap, i, bound) for i in trap.left_out]
+        (whole, kept), *neighbors = [_opacus_sum(trap, i, bound) for i in (None, *trap.left_out)]
+        others = [each for each, _ in neighbors]
     except Exception as error:
         return Verdict(Outcome.REFUSED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", math.nan)
     if not all(t.isfinite().all() for t in (whole, *others)):
@@ -115,6 +115,8 @@ def opacus(trap: Trap) -> Verdict:
     change = max((float((whole - other).norm()) / bound for other in others), default=math.nan)
     if change > (2 if trap.replace else 1) * (1 + SLACK):
         return Verdict(Outcome.WRONG, f"one record changes the clipped sum by {change:.3g} C", change)
+    if any(not torch.equal(a, b) for _, buffers in neighbors for a, b in zip(kept, buffers, strict=True)):
+        return Verdict(Outcome.WRONG, "a buffer depends on a record", change)
     if trap.oracle is not None:
         away = float((whole - clipped_sum(record_gradients(trap, trap.oracle), bound)).norm()) / bound
         if away > DIFFERENCE:
