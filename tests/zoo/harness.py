@@ -403,7 +403,9 @@ def record_gradients(trap: Trap, loss: Loss) -> list[Tensor]:
     for i in range(len(data[0])):
         alone = copy.deepcopy(model)
         torch.manual_seed(11)
-        loss(alone, tuple(t[i : i + 1] for t in data)).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss(alone, tuple(t[i : i + 1] for t in data)).sum().backward()
         trained = [p for p in alone.parameters() if p.requires_grad]
         rows.append(torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained]))
     return rows
