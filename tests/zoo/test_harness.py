@@ -50,6 +50,10 @@ class Fake:
         if self.broken == "one too few":
             parameters[0].grad = None
 
+    @property
+    def ledger(self) -> list[int]:
+        return [1]
+
     def spent(self) -> Any:
         return SimpleNamespace(guarantee=Assumed("nothing is mixed") if self.broken == "assumed" else Proved())
 
