@@ -12,6 +12,7 @@ It writes benchmarks/results/zoo.json and zoo.md.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import json
 import math
@@ -179,6 +180,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    gc.collect()
+    gc.freeze()  # there are thousands of short runs, and what was imported stays
     rows = []
     for trap in TRAPS:
         if arguments.only in trap.kind:

@@ -1,8 +1,8 @@
 """All traps.
 
-To add one: an operation on a (records, 6) tensor is a line in `operations` (or `disguises`, where it hides); a loss of outputs and
-targets is a line in `losses`; a loop is a function in `loops`; a whole model is a class in `models`. A trap that is there to mix
-records must bite (`tests.zoo.naive` is wrong on it by more than C), or say ``bites=False``. An ordinary case has
+To add one: an operation on a (records, 6) tensor is a line in `operations` (or `disguises`, where it hides); a loss of outputs
+and targets is a line in `losses`; a loop is a function in `loops`; a whole model is a class in `models`. A trap that is there to
+mix records must bite (`tests.zoo.naive` is wrong on it by more than C), or say ``bites=False``. An ordinary case has
 ``allowed=SOUND`` and an oracle, the loss of a batch of one record. One trap alone:
 
     pytest tests/zoo -k "Cox"

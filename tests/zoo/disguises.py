@@ -381,14 +381,6 @@ class Routed(nn.Module):
         return out
 
 
-def _own_rows() -> tuple[Tensor, Tensor]:
-    return torch.ones(1, FEATURES), torch.zeros(1, dtype=torch.long)
-
-
-def _one(data: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: tuple(t[:1] for t in data())
-
-
 def _cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES)
@@ -435,10 +427,10 @@ DISGUISES: list[Trap] = [
     *(_ordinary(kind, (lambda kind=kind: Masked(kind)), tokens) for kind in MASKS),
     _ordinary("weights from each record", lambda: Hyper(True), rows),
     *(
-        _ordinary(f"one record alone: {name}", model, _one(data), left_out=(0,))
+        _ordinary(f"one record alone: {name}", model, data, alone=1)
         for name, model, data in (
             ("CNN", _cnn, images), ("LSTM", lambda: Lstm(nn.LSTM), sequences), ("transformer", Encoder, tokens),
-            ("linear", lambda: nn.Linear(FEATURES, CLASSES), _own_rows),
+            ("linear", lambda: nn.Linear(FEATURES, CLASSES), rows),
         )
     ),
     _ordinary(

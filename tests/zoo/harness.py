@@ -15,6 +15,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -29,6 +30,7 @@ from torch.utils.data import TensorDataset
 import privet
 from privet.errors import PrivetError
 from privet.privacy.guarantees import Proved
+from privet.sampling import PoissonSampling
 
 Batch = Sequence[Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -131,6 +133,8 @@ class Trap:
         verify: looks at a finished run on all data, and returns what is wrong with it or "".
         bites: whether a naive engine is wrong by more than C (checked); False where only other things are wrong.
         fate: whether a refusal that one record decides counts as wrong.
+        alone: the batch that is drawn holds this record only; its neighbor holds nobody.
+        slack: how far above C the change may be, in C, where gradients are kept in half precision.
     """
 
     name: str
@@ -153,6 +157,8 @@ class Trap:
     verify: Callable[[Run], str] | None = None
     bites: bool = True
     fate: bool = True
+    alone: int | None = None
+    slack: float = SLACK
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}"
@@ -167,6 +173,8 @@ class Trace:
     error: BaseException | None
     proved: bool
     guarantee: str
+    recorded: int
+    """How many steps the ledger holds."""
     complaint: str = ""
 
 
@@ -199,6 +207,20 @@ def start(run: Run, bound: float, records: int, isolation: str | None) -> Any:
         "seed": 0,
     }
     return privet.make_private(run.model, run.optimizer, run.dataset, **{**wanted, **settings})
+
+
+@contextmanager
+def drawing(indices: list[int] | None) -> Iterator[None]:
+    """Inside, every batch that is drawn holds these records; None leaves the draws alone."""
+    if indices is None:
+        yield
+        return
+    own = PoissonSampling.draw
+    PoissonSampling.draw = lambda *_: torch.tensor(indices, dtype=torch.int64)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PoissonSampling.draw = own  # type: ignore[method-assign]
 
 
 def step_on(run: Run, losses: Tensor) -> None:
@@ -240,7 +262,7 @@ def tensors_of(trap: Trap, changed: int | None = None) -> tuple[Tensor, ...]:
     """The records: all of them, or without (or with another) record `changed`."""
     torch.manual_seed(3)
     data = trap.data()
-    if changed is None:
+    if changed is None or trap.alone is not None:
         return data
     if trap.replace:
         other = tuple(t.clone() for t in data)
@@ -268,9 +290,10 @@ def trace(trap: Trap, bound: float, changed: int | None = None, isolation: str |
 
     error: BaseException | None = None
     handle = register_optimizer_step_post_hook(watch)
+    drawn = None if trap.alone is None else [trap.alone] if changed is None else []
     torch.manual_seed(11)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), drawing(drawn):
             warnings.simplefilter("ignore")
             run.private = start(run, bound, records, isolation)
             trap.body(run)
@@ -286,7 +309,8 @@ def trace(trap: Trap, bound: float, changed: int | None = None, isolation: str |
     if error is None:
         stands = run.private.spent().guarantee
         proved, guarantee = isinstance(stands, Proved), str(stands)
-    found = Trace(releases, _state(run), error, proved, guarantee)
+    recorded = 0 if run.private is None else len(run.private.ledger)
+    found = Trace(releases, _state(run), error, proved, guarantee, recorded)
     if error is None and changed is None and trap.verify is not None:
         found.complaint = trap.verify(run)
     return found
@@ -315,17 +339,19 @@ def judge(trap: Trap, isolation: str | None = None) -> Verdict:
     """Run the trap on all neighbors and say what came out."""
     bound = norm_of(trap)
     whole = trace(trap, bound, None, isolation)
-    others = [trace(trap, bound, i, isolation) for i in trap.left_out]
+    left_out = trap.left_out if trap.alone is None else (trap.alone,)
+    others = [trace(trap, bound, i, isolation) for i in left_out]
     change, mismatch = _largest_change(whole, others, bound, len(tensors_of(trap)[0]))
     verdict = _fate(trap, whole, others, change)
     if verdict is not None and verdict.outcome is not Outcome.REFUSED:
         return verdict
-    allowed = (2 if trap.replace else 1) * (1 + SLACK)
+    allowed = (2 if trap.replace else 1) * (1 + trap.slack)
     wrong = mismatch
     if not wrong and change > allowed:
         wrong = f"one record changes the released sum by {change:.3g} C"
-    if verdict is not None:  # refused, after releases that have to be right
-        return Verdict(Outcome.WRONG, f"{wrong}, before it was refused", change) if wrong else verdict
+    if verdict is not None:  # refused: what was recorded before has to be right
+        stated = whole.recorded or any(other.recorded for other in others)
+        return Verdict(Outcome.WRONG, f"{wrong}, before it was refused", change) if wrong and stated else verdict
     wrong = wrong or whole.complaint or _moved(whole, others) or _unlike_oracle(trap, whole, bound)
     if not whole.proved:
         return Verdict(Outcome.ASSUMED, f"{whole.guarantee}; {wrong}" if wrong else whole.guarantee, change)
@@ -403,7 +429,9 @@ def record_gradients(trap: Trap, loss: Loss) -> list[Tensor]:
     for i in range(len(data[0])):
         alone = copy.deepcopy(model)
         torch.manual_seed(11)
-        loss(alone, tuple(t[i : i + 1] for t in data)).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss(alone, tuple(t[i : i + 1] for t in data)).sum().backward()
         trained = [p for p in alone.parameters() if p.requires_grad]
         rows.append(torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained]))
     return rows
@@ -439,7 +467,7 @@ def _unlike_oracle(trap: Trap, whole: Trace, bound: float) -> str:
     if trap.oracle is None or trap.optimizer is not Watching:
         return ""
     rows = record_gradients(trap, trap.oracle)
-    expected = clipped_sum(rows, bound)
+    expected = clipped_sum(rows if trap.alone is None else rows[trap.alone : trap.alone + 1], bound)
     sizes = [p.numel() for p in fresh(trap).parameters() if p.requires_grad]
     if len(whole.releases) < trap.steps:
         return f"{len(whole.releases)} gradients were released in {trap.steps} steps"

@@ -736,7 +736,6 @@ ORDINARY: dict[str, tuple[Callable[[Run], None], dict[str, Any]]] = {
     "classic": (classic, {}),
     "loss.item() logged": (_logged, {"steps": 2}),
     "evaluation inside the loop": (_evaluated, {"steps": 2}),
-    "loss without gradient before": (_evaluated_between, {}),
     "break and go on": (_break_and_go_on, {"steps": 3}),
     "epochs of steps": (_epochs, {"steps": 2}),
     "deepcopy in the loop": (_deepcopied, {}),
@@ -872,23 +871,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def _lonely_nan() -> tuple[Tensor, Tensor]:
-    return torch.full((1, FEATURES), float("nan")), torch.zeros(1, dtype=torch.long)
-
-
-def _lonely_saturated() -> tuple[Tensor, Tensor]:
-    return torch.full((1, FEATURES), 0.0), torch.zeros(1, dtype=torch.long)
-
-
 def _saturated_model() -> nn.Module:
     model = nn.Linear(FEATURES, CLASSES)
     with torch.no_grad():
         model.bias.copy_(torch.tensor([500.0, 0.0, 0.0]))
     return model
-
-
-def _lonely() -> tuple[Tensor, Tensor]:
-    return torch.ones(1, FEATURES), torch.zeros(1, dtype=torch.long)
 
 
 def _all_nan() -> tuple[Tensor, Tensor]:
@@ -937,12 +924,17 @@ LOOPS: list[Trap] = [
     ),
     _loop("always the first batch", "backward", instead(_stale), steps=2),
     _loop("the loss of the batch before", "backward", instead(_stale_loss), steps=2),
-    *(_loop(f"{name}, before", "state", before_backward(change)) for name, change in STATE.items()),
-    *(_loop(f"{name}, after", "state", after_step(change)) for name, change in STATE.items()),
+    # torch wraps an error inside load_state_dict into one of its own.
+    *(
+        _loop(f"{name}, {when}", "state", place(change), allowed=SAFE | {Outcome.CRASHED} if "loaded" in name else SAFE)
+        for when, place in (("before", before_backward), ("after", after_step))
+        for name, change in STATE.items()
+    ),
     _loop("nested loops", "loop", _nested, steps=2),
     _loop("an error of a record, caught", "fate", _caught),
     _loop("batches skipped by a record", "fate", _skipped),
     _loop("the user's own accumulation", "loop", _accumulated, steps=2),
+    _loop("the loss read before it is trained on", "loop", _evaluated_between),
     _loop("a forward pass that nobody uses", "loop", _eval_with_gradient),
     _loop("private.public with the batch", "public", _public_batch, data=aligned),
     _loop("private.public with a number of the batch", "public", _public_output),
@@ -951,16 +943,17 @@ LOOPS: list[Trap] = [
         data=lambda: tuple(t[:7] for t in rows()), settings={"physical_batch_size": 3},
     ),
     _loop(
-        "a public penalty with an empty batch", "public", classic, public=_weights_penalty, data=_lonely, left_out=(0,)
+        "a public penalty with an empty batch", "public", classic, public=_weights_penalty, alone=1
     ),
-    _loop("a batch of one NaN record", "fate", classic, data=_lonely_nan, left_out=(0,)),
+    _loop("a batch of one NaN record", "fate", classic, data=_one_nan, alone=OUTLIER),
+    _loop("a batch of one infinite record", "fate", classic, data=_one_inf, alone=OUTLIER),
     _loop("a batch of NaN records", "fate", classic, data=_all_nan, allowed=SOUND),
-    _loop("a saturated record alone", "fate", classic, data=_lonely_saturated, left_out=(0,), model=_saturated_model),
+    _loop("a saturated record alone", "fate", classic, alone=0, model=_saturated_model),
     *(
         _loop(name, "sound loop", classic, data=data, allowed=SOUND, norm=0.5, oracle=cross_entropy)
         for name, data in (("one NaN record", _one_nan), ("one infinite record", _one_inf))
     ),
-    _loop("a record alone", "sound loop", classic, data=_lonely, left_out=(0,), allowed=SOUND, norm=0.5, oracle=cross_entropy),
+    _loop("a record alone", "sound loop", classic, alone=1, allowed=SOUND, norm=0.5, oracle=cross_entropy),
     *(
         _loop(name, "sound loop", body, allowed=SOUND, norm=None, oracle=cross_entropy, **more)
         for name, (body, more) in ORDINARY.items()

@@ -385,7 +385,6 @@ ORDINARY: dict[str, Simple] = {
     "BCE of sigmoid": lambda o, y: F.binary_cross_entropy(o.sigmoid() * 0.98 + 0.01, _hot(y, o)),
     "KLDiv batchmean": lambda o, y: F.kl_div(o.log_softmax(1), 0.8 * _hot(y, o) + 0.2 / CLASSES, reduction="batchmean"),
     "KLDiv sum": lambda o, y: F.kl_div(o.log_softmax(1), 0.8 * _hot(y, o) + 0.2 / CLASSES, reduction="sum"),
-    "gaussian_nll": lambda o, y: F.gaussian_nll_loss(o[:, 0], y.to(o.dtype), o[:, 1].exp()),
     "poisson_nll": lambda o, y: F.poisson_nll_loss(o[:, 0], y.to(o.dtype)),
     "multi_margin": F.multi_margin_loss,
     "soft_margin": lambda o, y: F.soft_margin_loss(o, 2 * _hot(y, o) - 1),
@@ -448,6 +447,10 @@ LOSSES: list[Trap] = [
     *(Trap(name, "loss", perceptron, of_outputs(loss), rows, bites=False) for name, loss in UNCLEAR.items()),
     Trap("class-balanced weights from batch counts", "loss", perceptron, of_outputs(_balanced), alike, norm=None, bites=False),
     Trap("weight=1 / batch counts", "loss", perceptron, of_outputs(_balanced_weights), alike, norm=0.5, bites=False),
+    Trap(
+        "gaussian_nll", "loss", perceptron,
+        of_outputs(lambda o, y: F.gaussian_nll_loss(o[:, 0], y.to(o.dtype), o[:, 1].exp())), rows, bites=False,
+    ),  # torch itself reads whether a variance is negative
     Trap("gradient penalty", "loss", perceptron, _penalty, rows, bites=False),
     *(
         Trap(name, "divisor", perceptron, _weights(name), alike, norm=None, settings=settings)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.zoo.harness import SOUND, Batch, Loss, Outcome, Run, Trap, classic
+from tests.zoo.harness import SAFE, SOUND, Batch, Loss, Outcome, Run, Trap, classic
 from tests.zoo.parts import (
     CLASSES,
     FEATURES,
@@ -466,9 +466,9 @@ NUMERICS: list[Trap] = [
     Trap("logits of 1e4", "numerics", lambda: nn.Linear(FEATURES, CLASSES),
          lambda m, b: F.cross_entropy(1e4 * m(b[0]), b[1]), rows, norm=1.0, allowed=EXACT, bites=False),
     Trap("a model in bfloat16", "numerics", lambda: nn.Linear(FEATURES, CLASSES).bfloat16(),
-         lambda m, b: F.cross_entropy(m(b[0].bfloat16()).float(), b[1]), rows, norm=1.0, bites=False),
+         lambda m, b: F.cross_entropy(m(b[0].bfloat16()).float(), b[1]), rows, norm=1.0, bites=False, slack=0.02),
     Trap("a model in float16", "numerics", lambda: nn.Linear(FEATURES, CLASSES).half(),
-         lambda m, b: F.cross_entropy(m(b[0].half()).float(), b[1]), rows, norm=1.0, bites=False),
+         lambda m, b: F.cross_entropy(m(b[0].half()).float(), b[1]), rows, norm=1.0, bites=False, slack=0.01),
 ]  # fmt: skip
 
 
@@ -673,7 +673,7 @@ MODELS: list[Trap] = [
     ),
     _state("BatchNorm with a cumulative average", _norm_on_channels(lambda: nn.BatchNorm2d(4, momentum=None)), data=images),
     _state("BatchNorm in eval, then model.train()", _batch_norm_in_eval, body=_train_mode),
-    _state("BatchNorm trained without gradient", _batch_norm_in_eval, body=_train_mode_without_gradient),
+    _state("BatchNorm trained without gradient", _batch_norm_in_eval, body=_train_mode_without_gradient, allowed=SAFE | {Outcome.CRASHED}),
     _state("one layer put into training mode", _batch_norm_in_eval, body=_one_layer_trains),
     _state("a layer swapped for BatchNorm", _batch_norm_in_eval, body=_swap_layer),
     _state("Embedding with max_norm", _embedded(max_norm=0.5), data=tokens),

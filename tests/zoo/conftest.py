@@ -1,0 +1,14 @@
+"""Objects that exist before the zoo starts are kept out of every garbage collection: there are thousands of short runs."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _frozen() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
