@@ -127,7 +127,8 @@ def opacus(trap: Trap) -> Verdict:
 
 def measured(trap: Trap, isolation: str | None) -> Row:
     ours = judge(trap, isolation)
-    theirs = opacus(trap) if trap.loss is not None and trap.body in (classic, with_vector) and trap.steps == 1 else None
+    runs = trap.loss is not None and trap.body in (classic, with_vector) and trap.steps == 1
+    theirs = opacus(trap) if runs and trap.alone is None and trap.wrap is None and trap.public is None else None
     return Row(
         trap.kind,
         trap.name,
