@@ -158,7 +158,7 @@ def page(rows: list[Row], title: str) -> str:
             f"| {kind or '**all**'} | {len(those)} | "
             + " | ".join(str(counted[o] or "") for o in outcomes)
             + f" | {sum(not row.passed for row in those) or ''} | "
-            + (f"{sum(row.opacus == 'WRONG' for row in run)} of {len(run)} run |" if run else "|")
+            + (f"{sum(row.opacus == 'WRONG' for row in run)} of {len(run)} tried |" if run else "|")
         )
     lines += ["", "| kind | trap | Privet | change in C | Opacus | change in C |", "|---|---|---|---|---|---|"]
     for row in rows:
