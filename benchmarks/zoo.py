@@ -127,7 +127,8 @@ def opacus(trap: Trap) -> Verdict:
 
 def measured(trap: Trap, isolation: str | None) -> Row:
     ours = judge(trap, isolation)
-    theirs = opacus(trap) if trap.loss is not None and trap.body in (classic, with_vector) and trap.steps == 1 else None
+    runs = trap.loss is not None and trap.body in (classic, with_vector) and trap.steps == 1
+    theirs = opacus(trap) if runs and trap.alone is None and trap.wrap is None and trap.public is None else None
     return Row(
         trap.kind,
         trap.name,
@@ -157,7 +158,7 @@ def page(rows: list[Row], title: str) -> str:
             f"| {kind or '**all**'} | {len(those)} | "
             + " | ".join(str(counted[o] or "") for o in outcomes)
             + f" | {sum(not row.passed for row in those) or ''} | "
-            + (f"{sum(row.opacus == 'WRONG' for row in run)} of {len(run)} run |" if run else "|")
+            + (f"{sum(row.opacus == 'WRONG' for row in run)} of {len(run)} tried |" if run else "|")
         )
     lines += ["", "| kind | trap | Privet | change in C | Opacus | change in C |", "|---|---|---|---|---|---|"]
     for row in rows:

@@ -673,7 +673,10 @@ MODELS: list[Trap] = [
     ),
     _state("BatchNorm with a cumulative average", _norm_on_channels(lambda: nn.BatchNorm2d(4, momentum=None)), data=images),
     _state("BatchNorm in eval, then model.train()", _batch_norm_in_eval, body=_train_mode),
-    _state("BatchNorm trained without gradient", _batch_norm_in_eval, body=_train_mode_without_gradient, allowed=SAFE | {Outcome.CRASHED}),
+    _state(
+        "BatchNorm trained without gradient", _batch_norm_in_eval, body=_train_mode_without_gradient,
+        allowed=SAFE | {Outcome.CRASHED},
+    ),
     _state("one layer put into training mode", _batch_norm_in_eval, body=_one_layer_trains),
     _state("a layer swapped for BatchNorm", _batch_norm_in_eval, body=_swap_layer),
     _state("Embedding with max_norm", _embedded(max_norm=0.5), data=tokens),
