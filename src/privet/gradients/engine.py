@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -113,6 +114,7 @@ class Engine:
 
     def detach(self) -> None:
         self._stop()
+        self._strict = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -180,9 +182,14 @@ class Engine:
                     "The engine was stopped from listening in the middle of a batch: leave contexts such as "
                     "`with torch.device(...)` in the reverse order in which they were entered."
                 )
-            self._refuse_changed_buffers()
-        self._stop()
+            self.refuse_changed_buffers()
         finished, self._pass = self._pass, None
+        if finished.trusting:
+            self._stop()
+        else:
+            # The body may go on with the batch: it still must not write records into the model.
+            self._recorder.current = replace(finished, alone=True)
+            self.divisors = tuple(finished.divisors)
         finished.closed = True
         self._doubts = tuple(finished.doubts)
         scale = float(finished.records) if finished.reduction == "mean" and finished.records else 1.0
@@ -215,12 +222,12 @@ class Engine:
             raise InputError(f"A record that is alone comes in a batch of one, not of {records}.")
         if not self._handles:
             raise PrivetError("The engine is not attached: batches are handed out while it is.")
-        self._stop()
+        self._strict, self._recorder.quiet = True, False
         self._open(Pass(records, self._new_budget(), trusting=False, assume=assume, alone=alone))
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
         assert self._pass is not None
         self._recorder.hand_out(self._pass, batch)
-        self._recorder.still = self._still
+        self._recorder.still, self._recorder.size_divisors = self._still, self.size_divisors
         self._listen()
 
     def backward(self, losses: Tensor) -> None:
@@ -256,6 +263,16 @@ class Engine:
         """Why the records of the last pass may have met, where it went on all the same."""
         return self._doubts
 
+    def set_quiet(self, quiet: bool) -> None:
+        """Look at nothing while the optimizer steps."""
+        self._recorder.quiet = quiet
+
+    size_divisors: frozenset[float] = frozenset()
+    """By what a sum over the records is divided for each record, where it is: then it is a mean."""
+    divisors: tuple[float, ...] = ()
+    """The numbers by which sums over the records were divided in the last pass, in order."""
+    _strict = False
+
     def know(self, constants: Iterable[Tensor]) -> None:
         """Tensors that hold no record of any batch: those that were there before the first one."""
         self._recorder.know(constants)
@@ -264,14 +281,14 @@ class Engine:
     def public(self) -> Iterator[None]:
         """Inside, gradients reach the parameters as in an ordinary model, and a loss that depends on a batch is refused."""
         with self.paused():
-            before = self._pass
+            before, quiet, self._recorder.quiet = self._pass, self._recorder.quiet, False
             self._recorder.current = self._pass = Pass(0, Budget(0), trusting=False, public=True)
             self._listen()
             try:
                 yield
             finally:
                 self._stop()
-                self._pass = before
+                self._pass, self._recorder.quiet = before, quiet
 
     def _new_budget(self) -> Budget:
         return Budget(DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget)
@@ -342,7 +359,7 @@ class Engine:
                 "The model runs again before the gradients of its last backward pass were taken. One batch has one backward "
                 "pass (add up its losses first), then optimizer.step(); use engine.paused() for passes that train nothing."
             )
-        if self._pass is not None and not self._pass.trusting:
+        if self._strict:
             return  # the batch was handed out, and is listened to already
         first = next(iter(_tensors(inputs)), None)
         if first is None or first.ndim <= self.batch_dim:
@@ -439,7 +456,7 @@ class Engine:
 
         return refuse
 
-    def _refuse_changed_buffers(self) -> None:
+    def refuse_changed_buffers(self) -> None:
         """Raise where a forward pass over records has changed a buffer, which would be released as it is."""
         for name, module, key in self._buffers:
             buffer = module._buffers.get(key)

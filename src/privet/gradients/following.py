@@ -7,7 +7,7 @@ or a mean over all of them, or `UNKNOWN` where it cannot tell or where records w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,6 +118,21 @@ def _joined(name: str, moved: Moved) -> int:
         numerator = moved.args[0] if moved.args else None
         return kind if not divides or numerator is joined[0] else UNKNOWN
     return UNKNOWN
+
+
+def dim_beside_records(name: str, moved: Moved, constant: Tensor, at: Position) -> int | None:
+    """The dimension of a constant that has an entry for each place in the batch, where the operation has one; `at` says where
+    the records are in its result."""
+    known = follower(name)
+    if known in (_recurrent, _stack):
+        dim = 1 if known is _recurrent else at.dim - (moved.argument(1, "dim", 0) % moved.out.ndim < at.dim)
+        fits = known is _stack or any(constant is state for state in _states(moved))
+    else:
+        dim, fits = at.dim + constant.ndim - moved.out.ndim, name in _BESIDE or known in (_elementwise, _where, _cat)
+        fits = fits or (known in (_matmul, _attention) and moved.out.ndim - at.dim > 2)
+    if not fits or not 0 <= dim < constant.ndim or constant.shape[dim] != moved.out.shape[at.dim]:
+        return None
+    return dim
 
 
 # --- the same place --------------------------------------------------------------------------------------------------
@@ -348,12 +363,22 @@ def _select(moved: Moved) -> int:
 @_follows("__getitem__ getitem")
 def _getitem(moved: Moved) -> int:
     at = moved.at
-    if at is None or moved.source is not moved.args[0]:
-        return UNKNOWN
     index = moved.args[1] if isinstance(moved.args[1], tuple) else (moved.args[1],)
+    if at is None or moved.source is not moved.args[0]:
+        return _taken_from_table(moved, at, index)
     if moved.only_first():
         return _indexed(moved, at, index)
     return _picked(moved, at, index)
+
+
+def _taken_from_table(moved: Moved, at: Position | None, index: tuple[Any, ...]) -> int:
+    """``table[labels]``: a constant is looked up by whole numbers of the records."""
+    first, *others = index
+    plain = first is moved.source and all(isinstance(i, slice) or i is Ellipsis for i in others)
+    single = sum(stride is not None for _, stride in moved.tensors) == 1
+    if at is None or not plain or not single or moved.source.is_floating_point() or moved.source.dtype == torch.bool:
+        return UNKNOWN
+    return _place(moved, at.dim)
 
 
 def _indexed(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
@@ -410,6 +435,8 @@ def _picked(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
     """``x[arange(records), positions]``: one entry for each record, the usual way to take a last token."""
     first, *others = index
     strides = {id(tensor): stride for tensor, stride in moved.tensors}
+    if isinstance(first, Tensor) and first.ndim > 1:
+        return _picked_by_grid(moved, at, index, strides)
     for other in others:
         stride = strides.get(id(other))
         if stride is not None and position(other.shape, stride, moved.records) != Position(0, 1, 1):
@@ -426,6 +453,20 @@ def _picked(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
         and bool((first == torch.arange(moved.records, device=first.device)).all())
     )
     return _place(moved, 0) if whole else UNKNOWN
+
+
+def _picked_by_grid(moved: Moved, at: Position, index: tuple[Any, ...], strides: Mapping[int, int | None]) -> int:
+    """``x[arange(records)[:, None], arange(length)[None, :]]``: constant places, the same of every record."""
+    first, *others = index
+    dim = next((d for d in range(first.ndim) if first.shape[d] == moved.records), None)
+    tensors = all(isinstance(i, Tensor) and not i.is_floating_point() and strides.get(id(i)) is None for i in index)
+    if dim is None or not tensors or at != Position(0, 1, 1) or first.numel() != moved.records:
+        return UNKNOWN
+    if any(i.dtype == torch.bool or (i.ndim >= first.ndim - dim and i.shape[dim - first.ndim] != 1) for i in others):
+        return UNKNOWN
+    ordered = bool((first.flatten() == torch.arange(moved.records, device=first.device)).all())
+    ndim = max(i.ndim for i in index)
+    return _place(moved, ndim - first.ndim + dim) if ordered else UNKNOWN
 
 
 # --- look-ups --------------------------------------------------------------------------------------------------------
@@ -472,13 +513,19 @@ def _bags(moved: Moved) -> int:
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
+def _states(moved: Moved) -> Sequence[Any]:
+    """The initial states of a recurrent layer."""
+    given = moved.args[1] if len(moved.args) > 1 else ()
+    return given if isinstance(given, (tuple, list)) else (given,)
+
+
 @_follows("lstm gru rnn_tanh rnn_relu")
 def _recurrent(moved: Moved) -> int:
     """The output holds the records where the input does; states hold them in dimension 1."""
     if not isinstance(moved.argument(3, "has_biases"), bool):  # a packed sequence
         return UNKNOWN
     batch_dim = 0 if moved.argument(8, "batch_first") else 1
-    states = moved.args[1] if isinstance(moved.args[1], (tuple, list)) else (moved.args[1],)
+    states = _states(moved)
     found = set()
     for tensor, stride in moved.tensors:
         if stride is not None:
@@ -795,6 +842,12 @@ def _without(moved: Moved, shape: Sequence[int], gone: Iterable[int]) -> int:
 
 # --- losses ----------------------------------------------------------------------------------------------------------
 
+_BESIDE = frozenset(
+    "gather scatter scatter_add scatter_reduce take_along_dim mse_loss l1_loss binary_cross_entropy soft_margin_loss "
+    "binary_cross_entropy_with_logits poisson_nll_loss margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss "
+    "kl_div lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell cosine_similarity cosine_embedding_loss".split()
+)
+"""What takes one entry of each argument for each record, beside the operations that broadcast."""
 _NONE, _MEAN_OF_ALL, _SUM_OF_ALL = 0, 1, 2
 """How torch's own losses are told their reduction."""
 

@@ -42,6 +42,8 @@ class Mark:
 
 FREE = Mark(None, None)
 """The tensor does not depend on records or parameters."""
+RANDOM = Mark(None, None)
+"""Nor does this one: its numbers were drawn, each independently of its place."""
 
 
 def mark_of(tensor: Tensor) -> Mark | None:
@@ -78,6 +80,8 @@ class Pass:
     """How the loss joins its records, known when its backward pass reaches the model."""
     pending: Literal["mean", "sum"] | PrivetError | None = None
     """The same of the backward pass that runs, or why it cannot be told, before it is known whether it concerns the model."""
+    divisors: list[float] = field(default_factory=list)
+    """The numbers by which sums over the records were divided, in order."""
     escaped: str = ""
     """How a value of the records has left the tensors in which it is followed, if one has."""
     doubts: dict[str, None] = field(default_factory=dict)

@@ -11,6 +11,7 @@ unknown is everything that is computed from it. A loss that is unknown is refuse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import FunctionType
@@ -23,10 +24,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from privet.errors import PrivetError
-from privet.gradients.following import Moved, aligned, follow, is_known
-from privet.gradients.layout import UNKNOWN, position, stride_at
+from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known
+from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, position, stride_at
 from privet.gradients.losses import LOSSES
-from privet.gradients.marks import FREE, Derived, Mark, Pass, mark_of, set_mark
+from privet.gradients.marks import FREE, RANDOM, Derived, Mark, Pass, mark_of, set_mark
 from privet.gradients.operation import REFUSED, RULES, Operation
 from privet.gradients.source_line import source_line
 from privet.gradients.tap import Receive, copies, tap
@@ -38,12 +39,12 @@ class UnsupportedModelError(PrivetError):
 
 
 _SILENT = frozenset(
-    "size dim stride numel nelement __len__ is_floating_point is_complex is_contiguous element_size data_ptr get_device "
-    "ndimension storage_offset __repr__ __str__ __format__ is_nested _is_view _set_grad_enabled __hash__ is_same_size "
-    "untyped_storage storage result_type is_signed retain_grad is_shared is_pinned __dir__ has_names is_inference "
+    "size dim stride numel nelement __len__ is_floating_point is_complex is_contiguous element_size get_device "
+    "ndimension storage_offset is_nested _is_view _set_grad_enabled __hash__ is_same_size "
+    "result_type is_signed retain_grad is_shared is_pinned __dir__ has_names is_inference "
     "is_conj is_neg is_set_to broadcast_shapes promote_types can_cast dtype_of".split()
 )
-"""What says nothing of the values of a tensor, or shows them to a reader and to no later operation."""
+"""What says nothing of the values of a tensor."""
 _CONSTANTS = frozenset(
     "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like randn_like "
     "randint_like".split()
@@ -53,9 +54,16 @@ _LIKE_ANOTHER = frozenset("view_as reshape_as expand_as type_as to copy".split()
 """What takes the values of the first argument, and only the shape or type of others."""
 _ESCAPES = frozenset(
     "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy __array__ __contains__ equal allclose is_nonzero "
-    "__dlpack__ __reduce_ex__ __iter__".split()
+    "__dlpack__ __reduce_ex__ __repr__ __str__ __format__ untyped_storage storage data_ptr".split()
 )
-"""What turns values of a tensor into numbers of Python, where they are not followed."""
+"""What turns values of a tensor into numbers or text of Python, where they are not followed."""
+_RANDOM = frozenset(
+    "rand randn randint normal bernoulli poisson rand_like randn_like randint_like multinomial uniform_ normal_ "
+    "bernoulli_ exponential_ random_ cauchy_ log_normal_ geometric_ dropout".split()
+)
+"""What draws numbers, each independently of its place."""
+_DIVIDING = frozenset("div divide true_divide __truediv__ __itruediv__ div_ divide_ true_divide_".split())
+_MULTIPLYING = frozenset("mul multiply __mul__ __rmul__ __imul__ mul_ multiply_".split())
 _GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag", "data", "grad"})
 _TAKEN_APART = frozenset(
     "unfold fold mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
@@ -85,6 +93,10 @@ class Recorder(TorchFunctionMode):
         self.current: Pass | None = None
         self.still = False
         """Whether dropout lets everything through, so that two runs can be compared."""
+        self.quiet = False
+        """Whether to look at nothing for a while: the optimizer steps."""
+        self.size_divisors: frozenset[float] = frozenset()
+        """By what a sum over the records is divided for each record, where a self-check has found that it is: a mean."""
         self._suspended: list[list[nn.Parameter]] = []
         self._constants: dict[int, ref[Tensor]] = {}
         self._written: dict[int, Tensor] = {}
@@ -239,6 +251,8 @@ class Recorder(TorchFunctionMode):
         assert self.current is not None
         if self.current.escaped and like.requires_grad:
             why = why or self.current.escaped
+        if self.records == 1 and stride < UNKNOWN:
+            stride = 0  # one record owns everything
         if why and not self.current.assume:
             stride = UNKNOWN
         set_mark(out, Mark(self.current.token, stride, why))
@@ -327,7 +341,13 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        if self._suspended or self.current is None or name in _SILENT or _is_silent_getter(func, name):
+        if (
+            self.quiet
+            or self._suspended
+            or self.current is None
+            or name in _SILENT
+            or _is_silent_getter(func, name)
+        ):
             return func(*args, **kwargs)
         if name == "backward" or (name == "grad" and func.__name__ == "grad"):
             self.before_backward(args[0] if args else next(iter(kwargs.values())), 1 + (name == "grad"), args, kwargs)
@@ -373,6 +393,8 @@ class Recorder(TorchFunctionMode):
         written = _written(name, func, args, kwargs)
         if written is not None:
             self._refuse_guarded(written)
+            if not self.current.trusting:
+                known = [(_before(t, mark) if t is written else t, mark) for t, mark in known]
         if not combines:
             out = func(*args, **kwargs)
         else:
@@ -397,16 +419,28 @@ class Recorder(TorchFunctionMode):
         tensors: list[Tensor],
         tracked: bool,
     ) -> Any:
+        assert self.current is not None
+        if self.current.escaped and not self.current.trusting:
+            written = _written(name, func, args, kwargs)
+            if written is not None:
+                self._refuse_guarded(written, self.current.escaped)
         out = func(*args, **kwargs)
         if tracked and torch.is_grad_enabled() and name not in _CONSTANTS:
             self._note_derived(name, tensors, out)
         elif not self.current_trusts():
+            constant = RANDOM if name in _RANDOM or self._all_random(tensors) else FREE
             for tensor in _tensors(out):
-                if mark_of(tensor) is None and id(tensor) not in self._names:
-                    set_mark(tensor, FREE)
+                if id(tensor) not in self._names and not self._is_constant(tensor):
+                    set_mark(tensor, constant)
             if name.endswith("_") and args and isinstance(args[0], Tensor) and id(args[0]) in self._versions:
                 self._versions[id(args[0])] = args[0]._version
         return out
+
+    @staticmethod
+    def _all_random(tensors: list[Tensor]) -> bool:
+        """Whether what is computed from these constants is as random as they are."""
+        given = [tensor for tensor in tensors if tensor.numel() > 1]
+        return bool(given) and all(mark_of(tensor) is RANDOM for tensor in given)
 
     def _note_derived(self, name: str, tensors: list[Tensor], out: Any) -> None:
         sources = tuple(t for t in tensors if self.tracks(t))
@@ -465,8 +499,15 @@ class Recorder(TorchFunctionMode):
             moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
             stride = self._place_of_writing(name, moved) if in_place else follow(name, moved)
             doubt = why
+            if stride == SUM and first == SUM and self._divides_by_size(name, args):
+                stride = MEAN
             if stride == UNKNOWN and not doubt:
                 doubt = f"`{name}` is not known to keep records apart{self._where()}"
+                shaped = not in_place and _has_shape_of_records(name, args, known)
+                if shaped and not current.escaped and not current.trusting:
+                    current.escaped = f"the shape of the result of `{name}` depends on the records{self._where()}"
+            if stride >= 0 and not current.trusting and not doubt:
+                doubt = self._place_of_constants(name, moved, stride)
             if current.escaped and tensor.requires_grad:
                 doubt = doubt or current.escaped
             if doubt and current.assume and stride == UNKNOWN:
@@ -476,6 +517,35 @@ class Recorder(TorchFunctionMode):
             set_mark(tensor, Mark(current.token, stride, doubt))
             if in_place:
                 self._note_writing(tensor, stride, doubt)
+
+    def _divides_by_size(self, name: str, args: tuple[Any, ...]) -> bool:
+        """Whether a sum over the records is divided by their number: then it is a mean, if a self-check says so."""
+        current = self.current
+        assert current is not None
+        number = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
+        if number is None or name not in _DIVIDING | _MULTIPLYING:
+            return False
+        divisor = number if name in _DIVIDING else 1 / number if number else 0.0
+        current.divisors.append(divisor)
+        return any(math.isclose(divisor, each * current.records, rel_tol=1e-9) for each in self.size_divisors)
+
+    def _place_of_constants(self, name: str, moved: Moved, stride: int) -> str:
+        """A constant with a row for each record ties a record to its place in the batch, which others decide; it must be the
+        same for all records, or random."""
+        at = position(moved.out.shape, stride, moved.records)
+        if moved.records == 1 or at is None:
+            return ""
+        for tensor, own in moved.tensors:
+            if own is None and tensor.ndim and mark_of(tensor) is not RANDOM and not self.tracks(tensor):
+                dim = dim_beside_records(name, moved, tensor, at)
+                if dim is None or not tensor.stride(dim):
+                    continue
+                if not _same_for_all(tensor, Position(dim, at.outer, at.inner)):
+                    return (
+                        f"a constant with a row for each place in the batch is used{self._where()}, so that a record's "
+                        f"result depends on its place"
+                    )
+        return ""
 
     def _place_of_writing(self, name: str, moved: Moved) -> int:
         """Where the records are after something was written into ``moved.out``: where they were before, or nowhere."""
@@ -535,12 +605,13 @@ class Recorder(TorchFunctionMode):
                 f"record. For a penalty use the optimizer's weight_decay, or private.public(function)."
             )
 
-    def _refuse_guarded(self, written: Tensor) -> None:
+    def _refuse_guarded(self, written: Tensor, why: str = "") -> None:
         name = self._guarded.get(written.untyped_storage()._cdata)
         if name is not None:
+            because = f" ({why})" if why else ""
             raise self.refusal(
-                f"'{name}' is changed by the records, outside the clipped gradient. Keep statistics of records out of the "
-                f"model, or put the module that keeps them in eval mode"
+                f"'{name}' is changed by the records, outside the clipped gradient{because}. Keep statistics of records out "
+                f"of the model, or put the module that keeps them in eval mode"
             )
 
     def _where(self) -> str:
@@ -597,6 +668,23 @@ def _is_silent_getter(func: Callable[..., Any], name: str) -> bool:
     return kind == "__set__" and name != "data_"
 
 
+def _has_shape_of_records(name: str, args: tuple[Any, ...], known: list[tuple[Tensor, Mark | None]]) -> bool:
+    """Whether values of the records decide the shape of a result; of an operation that is not known, they may."""
+    if not is_known(name):
+        return True
+    masks = {id(t) for t, mark in known if mark is not None and t.dtype in (torch.bool, torch.uint8)}
+    indexed = name in ("__getitem__", "getitem") and any(id(t) in masks for t in _tensors(args[1:]))
+    return indexed or name in ("where", "repeat_interleave", "one_hot")
+
+
+def _same_for_all(tensor: Tensor, at: Position) -> bool:
+    """Whether a constant holds the same for every record."""
+    with torch._C.DisableTorchFunction():
+        records = tensor.shape[at.dim] // (at.outer * at.inner)
+        rows = tensor.detach().unflatten(at.dim, (at.outer, records, at.inner)).movedim(at.dim + 1, 0)
+        return bool((rows == rows[:1]).all())
+
+
 @cache
 def _is_custom(kind: type) -> bool:
     own = getattr(getattr(kind, "_forward_cls", None), "__module__", "").startswith("privet.gradients.")
@@ -618,6 +706,17 @@ _WRITING = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ "
     "__ilshift__ __irshift__".split()
 )
+
+
+def _before(written: Tensor, mark: Mark | None) -> Tensor:
+    """What a constant held before it is written into."""
+    if mark is not None or not written.ndim:
+        return written
+    with torch._C.DisableTorchFunction():
+        before = written.detach().clone()
+    if mark_of(written) is RANDOM:
+        set_mark(before, RANDOM)
+    return before
 
 
 def _guessed(moved: Moved) -> int:

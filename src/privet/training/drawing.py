@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -74,6 +76,39 @@ class Records:
                 f"give as many for every batch."
             )
         return list(zip(tensors, grown, strict=True))
+
+    def check_collate(self, count: int) -> None:
+        """Raise where a collate function gives a record other rows because of the other records."""
+        if self.collate is None or count < 2:
+            return
+        records = [self.dataset[place] for place in range(min(count, len(self.dataset)))]
+        state = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+
+        def collated(chosen: list[Any]) -> list[Tensor]:
+            torch.set_rng_state(state[0])
+            random.setstate(state[1])
+            numpy.random.set_state(state[2])
+            assert self.collate is not None
+            return tensors_of(self.collate(chosen))
+
+        whole = collated(records)
+        for place in range(len(records) - 1, 0, -1):
+            other = collated([*records[:place], records[0], *records[place + 1 :]])
+            if [t.shape for t in other] == [t.shape for t in whole]:  # a longest record that is gone changes the padding
+                collated(records)
+                self._refuse_mixing(whole, other, place)
+                return
+
+    def _refuse_mixing(self, whole: list[Tensor], other: list[Tensor], place: int) -> None:
+        for one, two, dim in zip(whole, other, self._grown, strict=True):
+            if dim is not None:
+                kept = torch.arange(one.shape[dim]) != place
+                rows = [tensor.movedim(dim, 0)[kept] for tensor in (one, two)]
+                if not torch.equal(rows[0].nan_to_num(), rows[1].nan_to_num()):
+                    raise InputError(
+                        "The collate function gives a record other rows, or another place, because of the other records of "
+                        "its batch. Let it stack and pad the records, in their order, and nothing else."
+                    )
 
     def own_tensors(self) -> list[Tensor]:
         """The tensors that the data set consists of, where it consists of tensors."""

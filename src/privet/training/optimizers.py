@@ -18,6 +18,8 @@ Hook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 _GUARDS: WeakKeyDictionary[Optimizer, ExitStack] = WeakKeyDictionary()
 """The hooks of the plan that each optimizer belongs to."""
+_LAST: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+"""The hook of each optimizer that must be the last one before its step."""
 _PLANS: WeakKeyDictionary[Any, _Plan] = WeakKeyDictionary()
 """Who trains which parameters privately."""
 _LISTENING: list[Any] = []
@@ -49,12 +51,24 @@ def guard(owner: object, optimizers: Sequence[Optimizer], before: Hook, after: H
     for optimizer in optimizers:
         unguard([optimizer])
         hooks = _GUARDS[optimizer] = ExitStack()
-        hooks.callback(optimizer.register_step_pre_hook(before).remove)
+        handle = optimizer.register_step_pre_hook(before)
+        _LAST[optimizer] = handle.id
+        hooks.callback(handle.remove)
         hooks.callback(optimizer.register_step_post_hook(after).remove)
     held = {id(p): ref(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     _PLANS[owner] = _Plan({id(optimizer) for optimizer in optimizers}, held)
     if not _LISTENING:
         _LISTENING.append(register_optimizer_step_pre_hook(_refuse_others))
+
+
+def check_last_hook(optimizer: Optimizer) -> None:
+    """Raise where something else would run between the private gradient and the step that uses it."""
+    hooks = list(optimizer._optimizer_step_pre_hooks)  # type: ignore[attr-defined]
+    if optimizer in _LAST and hooks and hooks[-1] != _LAST[optimizer]:
+        raise PrivetError(
+            "A hook that was registered on the optimizer after make_private would run between the private gradient and its "
+            "use: register it before make_private."
+        )
 
 
 def unguard(optimizers: Iterable[Optimizer]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from privet.errors import InputError, PrivetError
-from privet.gradients import Engine
+from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import mark_of
 from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
@@ -21,7 +21,7 @@ from privet.training.average import Average
 from privet.training.drawing import Part, Records, tensors_of
 from privet.training.folder import RunFolder
 from privet.training.limit import Limit
-from privet.training.optimizers import check_optimizers, guard, release, unguard
+from privet.training.optimizers import check_last_hook, check_optimizers, guard, release, unguard
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
 from privet.training.rehearsal import MOST, Rehearsal, held_still, is_rehearsed, selected
@@ -289,10 +289,10 @@ class Private:
         """Give the loop's body a few records to see that it treats each on its own; see `privet.training.rehearsal`."""
         if not self._self_check or step <= self._rehearsed_to or not (is_rehearsed(step) or self._rehearsed_to < 0):
             return
-        expected = round(self.plan.expected_batch_size)
-        count = min(max(min(expected, self._records.physical or expected, MOST), 2), len(self._records.dataset))
+        if self._rehearsed_to < 0:
+            self._records.check_collate(self._count())
         for seed in (2 * step, 2 * step + 1):
-            batch = self._records.sample(count, seed)
+            batch, count = self._records.sample(self._count(), seed), self._count()
             for trial in self._trials(batch, count):
                 self._part, self._batch, self._waiting = _NOBODY, trial, set(self.optimizers)
                 yield trial
@@ -303,22 +303,34 @@ class Private:
                 break  # what looks wrong is looked at again, with other records
         self._rehearsed_to = step
 
+    def _count(self) -> int:
+        """The records of a rehearsal: not as many as a batch is expected to have, so that a loss which is divided by that
+        constant is not taken for one that is divided by the size of the batch."""
+        expected = round(self.plan.expected_batch_size)
+        count = min(self._records.physical or expected, MOST)
+        return min(max(count - (count == expected), 2), len(self._records.dataset))
+
     def _trials(self, batch: Any, count: int) -> Iterator[Any]:
         self._look_around()
         assert self._surroundings is not None
         dims = {id(tensor): dim for tensor, dim in self._records.dims(batch)}
         precise = all(p.element_size() >= 4 for p in self._parameters.values())
         self._rehearsal = Rehearsal(count, precise)
-        with held_still(self.engine.model, self._surroundings.moving) as reset, self.engine.still():
-            for _, places in self._rehearsal.trials():
+        rehearsal = self._rehearsal
+        self.engine.size_divisors = frozenset()
+        with held_still(self.engine, self._surroundings.moving) as reset, self.engine.still():
+            for _, places in rehearsal.trials():
                 reset()
                 trial = selected(batch, places, lambda tensor: dims[id(tensor)])
                 self._hand_out(trial, len(places))
                 yield trial
+                rehearsal.look_at(self.engine, self.optimizers)
 
     def _conclude(self, *, quiet: bool = False) -> str:
         assert self._rehearsal is not None
-        complaint, self._rehearsal = self._rehearsal.complaint(), None
+        complaint = self._rehearsal.complaint()
+        self.engine.size_divisors = self._rehearsal.size_divisors
+        self._rehearsal = None
         if complaint and not quiet:
             raise PrivetError(complaint)
         return complaint
@@ -347,23 +359,21 @@ class Private:
             raise PrivetError(
                 "optimizer.step() was called without a batch: one step for each batch of private.batches()."
             )
+        check_last_hook(optimizer)
         if len(self._waiting) == len(self.optimizers):
+            gradients = self.engine.gradients() if self._part is _NOBODY or len(self._part.indices) else self.engine.empty()
+            self.engine.set_quiet(True)
+            self._check_parameters()
             if self._rehearsal is not None:
-                self._rehearsal.measure(self.engine.gradients())
+                self._rehearsal.measure(gradients)
                 self._set_gradients({})
             else:
-                self._use(self._part)
+                self._use(self._part, gradients)
+        self.engine.set_quiet(True)
         self._waiting.discard(optimizer)
 
-    def _use(self, part: Part) -> None:
+    def _use(self, part: Part, gradients: PerExampleGradients) -> None:
         """Turn the batch's backward pass into a part of the clipped sum, and the last one into the step's gradient."""
-        gradients = self.engine.gradients() if len(part.indices) else self.engine.empty()
-        if gradients.records != len(part.indices):
-            raise PrivetError(
-                f"The model was given {gradients.records} records, and {len(part.indices)} were drawn: give it the batch "
-                f"as it came from private.batches(), once. For several views of a record, state views=..."
-            )
-        self._check_parameters()
         part.step.add(gradients, self.clipping)
         self.bad_records += gradients.bad_count
         self._set_gradients({})  # an optimizer leaves a parameter without gradient as it is
@@ -396,6 +406,7 @@ class Private:
             return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.engine.set_quiet(False)
         if self._rehearsal is not None:
             return
         if self._paused or self._waiting or self._part is None or not self._part.last:
@@ -436,6 +447,7 @@ class Private:
                 "A batch was not used: call loss.backward() and optimizer.step() once for each batch. "
                 "To stop early, leave the loop with break."
             )
+        self.engine.refuse_changed_buffers()
         if self._waiting:
             raise PrivetError(
                 f"{len(self._waiting)} of {len(self.optimizers)} optimizers did not step on a batch: call each once."

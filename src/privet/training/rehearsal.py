@@ -1,10 +1,10 @@
 """The self-check of a loop: its body runs on a few records that are then exchanged for others, and nothing is released.
 
 The body is the user's: it cannot be called, only be given batches. So before the first step, and before steps that the plan
-fixes, the loop hands out three batches of a few records each:
+fixes, the loop hands out four batches of a few records each:
 
 - *whole*: records r_1 ... r_n;
-- *exchanged*: as many, the first half as before, the other half exchanged;
+- *exchanged*: as many; one half as before, in its places, the other half exchanged; then the halves the other way round;
 - *part*: a quarter of the records.
 
 A record's gradient must be the same in *whole* and *exchanged*: all shapes are equal and all generators are set back, so that
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +24,9 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from privet.gradients import PerExampleGradients
+from privet.gradients import Engine, PerExampleGradients
 from privet.training.surroundings import Moving
 
 MOST = 64
@@ -50,16 +51,17 @@ class Measured:
 
     norms: Tensor
     by_name: dict[str, Tensor]
-    directions: dict[str, Tensor]
-    """The sum over the first records of their gradients, each of length 1."""
+    directions: list[dict[str, Tensor]]
+    """The sums over the first half of the records, and over the others, of their gradients, each of length 1."""
 
     @classmethod
     def of(cls, gradients: PerExampleGradients, kept: int) -> Measured:
         norms = gradients.total_squared_norms().sqrt()
         weights = torch.where(norms > 0, 1 / norms, 0.0)
-        weights[kept:] = 0
+        first = torch.arange(len(norms)) < kept
         by_name = {name: squared.sqrt() for name, squared in gradients.squared_norms().items()}
-        return cls(norms, by_name, gradients.weighted_sum(weights, last=True))
+        directions = [gradients.weighted_sum(torch.where(half, weights, 0.0)) for half in (first, ~first)]
+        return cls(norms, by_name, directions)
 
 
 @dataclass(eq=False)
@@ -69,6 +71,23 @@ class Rehearsal:
     records: int
     precise: bool = True
     measured: list[Measured] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    """What was beside the gradients after each trial: buffers, parameters, the optimizers' settings and states."""
+    divisors: list[tuple[float, ...]] = field(default_factory=list)
+    """By what sums over the records were divided in each trial."""
+
+    @property
+    def size_divisors(self) -> frozenset[float]:
+        """By what a sum is divided for each record, where its divisor grows with the batch: ``loss.sum() / len(x)``."""
+        whole, part = self.divisors[0], self.divisors[-1]
+        if self.part == self.records or len(whole) != len(part):
+            return frozenset()
+        grown = (
+            one / self.records
+            for one, other in zip(whole, part, strict=True)
+            if one != other and math.isclose(one / self.records, other / self.part, rel_tol=1e-9)
+        )
+        return frozenset(grown)
 
     @property
     def kept(self) -> int:
@@ -76,29 +95,46 @@ class Rehearsal:
 
     @property
     def part(self) -> int:
-        return max(self.records // 4, 1)
+        return max(self.records // 4, 2) if self.records > 2 else 1
 
     def trials(self) -> Iterator[tuple[str, Tensor]]:
         """The name of each trial and the places of its records among those of the whole."""
         places = torch.arange(self.records)
         yield "whole", places
         yield "exchanged", places % self.kept
+        yield "exchanged again", torch.where(places < self.kept, places % (self.records - self.kept) + self.kept, places)
         yield "part", places[: self.part]
 
     def measure(self, gradients: PerExampleGradients) -> None:
         self.measured.append(Measured.of(gradients, self.kept))
 
+    def look_at(self, engine: Engine, optimizers: Sequence[Optimizer]) -> None:
+        """Note what a trial has left behind, after its body has run."""
+        self.divisors.append(engine.divisors)
+        with torch.no_grad():
+            self.states.append(dict(_left_behind(engine.model, optimizers)))
+
     def complaint(self) -> str:
         """What is wrong, in words that name no record; empty where nothing is."""
-        whole, exchanged, part = self.measured
-        if self.records > 1 and self._differs(whole, exchanged):
-            return (
-                f"A record's gradient depends on the other records of its batch{self._culprit(whole, exchanged)}. Nothing "
-                f"was released. Look for a mean, a count, a sort or a selection over the batch in the model, in the loss "
-                f"and before the model."
-            )
+        for state in self.states[1:]:
+            moved = [name for name in self.states[0].keys() | state.keys() if self.states[0].get(name) != state.get(name)]
+            if moved:
+                return (
+                    f"The {sorted(moved)[0]} depends on the records of the batch, outside the clipped gradient. Nothing was "
+                    f"released. Keep statistics of records out of the model and its optimizers."
+                )
+        whole, exchanged, again, part = self.measured
+        for other, half in ((exchanged, slice(0, self.kept)), (again, slice(self.kept, self.records))):
+            if self._differs(whole, other, half):
+                return (
+                    f"A record's gradient depends on the other records of its batch{self._culprit(whole, other, half)}. "
+                    f"Nothing was released. Look for a mean, a count, a sort or a selection over the batch in the model, in "
+                    f"the loss and before the model."
+                )
         scale = self.records / self.part
         ratio = _ratio(part.norms, whole.norms[: self.part])
+        if self.size_divisors:
+            ratio *= self.part / self.records  # each was taken for a sum, and is a mean
         if scale > 1 and abs(math.log(ratio)) > 0.5 * math.log(scale):
             return (
                 f"The gradients of the same records are {ratio:.3g} times as large in a batch of {self.part} records as in "
@@ -107,26 +143,53 @@ class Rehearsal:
             )
         return ""
 
-    def _differs(self, one: Measured, other: Measured) -> bool:
+    def _differs(self, one: Measured, other: Measured, half: slice) -> bool:
+        """Whether one half of the records has other gradients where the other half was exchanged."""
+        if self.records < 2:
+            return False
         allowed = _TOLERANCE if self.precise else _COARSE
-        first, second = one.norms[: self.kept], other.norms[: self.kept]
+        first, second = one.norms[half], other.norms[half]
         floor = 1e-6 * float(first.max())
         if bool(((first - second).abs() > allowed * torch.maximum(first, second) + floor).any()):
             return True
-        distance = sum(float((a - other.directions[n]).square().sum()) for n, a in one.directions.items())
-        return math.sqrt(distance) > allowed * math.sqrt(self.kept)
+        mine, others = one.directions[half.start > 0], other.directions[half.start > 0]
+        distance = sum(float((a - others[name]).square().sum()) for name, a in mine.items())
+        return math.sqrt(distance) > allowed * math.sqrt(len(first))
 
-    def _culprit(self, one: Measured, other: Measured) -> str:
+    def _culprit(self, one: Measured, other: Measured, half: slice) -> str:
         """The parameter whose gradient differs most, unless all differ alike: then it is the loss."""
         ratios = {
-            name: _ratio(other.by_name[name][: self.kept], norms[: self.kept])
+            name: _ratio(other.by_name[name][half], norms[half])
             for name, norms in one.by_name.items()
-            if bool(norms[: self.kept].any()) and bool(other.by_name[name][: self.kept].any())
+            if bool(norms[half].any()) and bool(other.by_name[name][half].any())
         }
         if not ratios or math.isclose(min(ratios.values()), max(ratios.values()), rel_tol=1e-3):
             return ", in the loss"
         name = max(ratios, key=lambda n: abs(math.log(ratios[n])))
         return f"; most in that of '{name}'"
+
+
+def _left_behind(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Any]]:
+    """Names and values of what a body can change, tensors by two sums over them."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        yield f"value of '{name}'", _print_of(tensor)
+    for place, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for key, value in group.items():
+                if key != "params":
+                    yield f"setting '{key}' of optimizer {place}", _print_of(value)
+        for number, state in enumerate(optimizer.state.values()):
+            for key, value in state.items():
+                yield f"state '{key}' of optimizer {place}, parameter {number}", _print_of(value)
+
+
+def _print_of(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value if isinstance(value, (int, float, str, bool, tuple, type(None))) else None
+    if not value.is_floating_point():
+        return (tuple(value.shape), float(value.double().sum()))
+    flat = value.detach().double().flatten()
+    return (tuple(value.shape), float(flat.nan_to_num().sum()), float(flat.nan_to_num().square().sum()))
 
 
 def _ratio(new: Tensor, old: Tensor) -> float:
@@ -150,14 +213,15 @@ def selected(batch: Any, places: Tensor, dims: Callable[[Tensor], int | None]) -
 
 
 @contextmanager
-def held_still(model: nn.Module, moving: Iterable[Moving]) -> Iterator[Callable[[], None]]:
+def held_still(engine: Engine, moving: Iterable[Moving]) -> Iterator[Callable[[], None]]:
     """Afterwards every generator, buffer, schedule and average is where it was; the function that it gives does so at once."""
     streams = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in engine.model.buffers()]
     states = [(each, each.save()) for each in moving]
 
     def reset() -> None:
+        engine.set_quiet(True)
         torch.set_rng_state(streams[0])
         random.setstate(streams[1])
         numpy.random.set_state(streams[2])

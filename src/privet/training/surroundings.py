@@ -34,25 +34,17 @@ class Surroundings:
 
     @classmethod
     def now(cls, optimizers: Iterable[Optimizer]) -> Surroundings:
-        tensors: list[Tensor] = []
+        tensor, movable = _kinds(Tensor), _kinds(LRScheduler) | _kinds(AveragedModel)
+        either = tensor | movable
+        found = [thing for thing in gc.get_objects() if type(thing) in either]
         moving = [_settings(optimizer) for optimizer in optimizers]
-        kinds: dict[type, str] = {}
-        for thing in gc.get_objects():
-            kind = type(thing)
-            found = kinds.get(kind)
-            if found is None:
-                found = kinds[kind] = _kind(kind)
-            if found == "tensor":
-                tensors.append(thing)
-            elif found == "moving":
-                moving.append(_stateful(thing))
-        return cls(tuple(tensors), tuple(moving))
+        moving += [_stateful(thing) for thing in found if type(thing) in movable]
+        return cls(tuple(thing for thing in found if type(thing) in tensor), tuple(moving))
 
 
-def _kind(kind: type) -> str:
-    if issubclass(kind, Tensor):
-        return "tensor"
-    return "moving" if issubclass(kind, (LRScheduler, AveragedModel)) else "other"
+def _kinds(kind: type) -> set[type]:
+    """A class and all that inherit from it."""
+    return {kind}.union(*(_kinds(each) for each in type.__subclasses__(kind)))
 
 
 def _stateful(thing: Any) -> Moving:
@@ -66,7 +58,7 @@ def _settings(optimizer: Optimizer) -> Moving:
         return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
     def restore(saved: list[dict[str, Any]]) -> None:
-        for group, values in zip(optimizer.param_groups, saved, strict=True):
+        for group, values in zip(optimizer.param_groups, saved, strict=False):  # one may have been added
             group.update(values)
 
     return Moving(save, restore)

@@ -48,6 +48,7 @@ def own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
     if tensor.ndim >= -place.dim and tensor.shape[place.dim] == size and size > 1:
         source = op.recorder.expanded_from(tensor)
         if source is None or (source.ndim >= -place.dim and source.shape[place.dim] != 1):
+            _require_equal_rows(op, tensor, place)
             rows = Rows(op.module, op.records, {"parameter": tensor})
             rows.stride = stride_at(tensor.shape, tensor.ndim + place.dim, place.inner)
             return op.record(tensor.detach(), rows)
@@ -62,6 +63,32 @@ def own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
     use = Parameter(op.module, op.records, {"parameter": tensor})
     use.place = Position(len(grown) + place.dim, place.outer, place.inner)
     return op.copies(tensor, tuple(grown), use)
+
+
+def _require_equal_rows(op: Operation, tensor: Tensor, place: Position) -> None:
+    """Raise unless the rows of a tensor are one function of the parameters, whichever record uses them.
+
+    Otherwise a record's gradient would go where its place in the batch says, and other records decide its place.
+    """
+    if tensor.is_leaf or tensor.grad_fn is None:
+        raise op.recorder.refusal(
+            f"a parameter of shape {tuple(tensor.shape)} has a row for each place in the batch, so that a record's gradient "
+            f"depends on its place"
+        )
+    parameters = list(op.recorder.parameters.values())
+    with torch.enable_grad(), torch._C.DisableTorchFunction():
+        split = tensor.unflatten(place.dim, (place.outer, op.records, place.inner)).movedim(place.dim - 1, 0)
+        direction = torch.sin(torch.arange(1, split[0].numel() + 1, dtype=torch.float64)).to(split.dtype).view_as(split[0])
+        pulled = [
+            torch.autograd.grad(split[row], parameters, direction, retain_graph=True, allow_unused=True)
+            for row in (0, op.records // 2, op.records - 1)
+        ]
+    for others in pulled[1:]:
+        for one, other in zip(pulled[0], others, strict=True):
+            if one is not None and (other is None or not torch.allclose(one, other, rtol=1e-4, atol=1e-7)):
+                raise op.recorder.refusal(
+                    "it uses other parameters for each place in the batch, so that a record's gradient depends on its place"
+                )
 
 
 class Parameter(Use):
