@@ -5,11 +5,13 @@ from privet.audit.bounds import ClopperPearson, Counts, GaussianTradeOff, OneRun
 from privet.audit.canaries import Canaries, mislabelled, out_of_distribution
 from privet.audit.claim import Claim
 from privet.audit.guessing import audit_guesses
+from privet.audit.laboratory import Seen, Station, laboratory
 from privet.audit.one_step import step
 from privet.audit.published import published_noise
 from privet.audit.recorded import recorded
 from privet.audit.releases import release
 from privet.audit.result import Audit
+from privet.audit.stations import stations
 from privet.audit.threshold import audit_scores
 from privet.audit.trained import trainer
 from privet.audit.voting import votes
@@ -23,15 +25,19 @@ __all__ = [
     "Counts",
     "GaussianTradeOff",
     "OneRun",
+    "Seen",
+    "Station",
     "audit_guesses",
     "audit_scores",
     "ceiling",
+    "laboratory",
     "mechanism",
     "mislabelled",
     "out_of_distribution",
     "published_noise",
     "recorded",
     "release",
+    "stations",
     "step",
     "trainer",
     "training",

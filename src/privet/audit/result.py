@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 from privet.audit.claim import Claim
 from privet.errors import InputError
 
+REFUSED = "refused"
+"""The method of an audit whose every run was refused, so that nothing was released."""
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -56,6 +59,8 @@ class Audit:
     def verdict(self) -> str:
         if self.refuted:
             return f"refuted at {100 * self.confidence:g} %"
+        if self.method == REFUSED:
+            return "refused: nothing was released"
         if self.ceiling <= self.claim.epsilon:
             return "consistent, and this audit could not have refuted it"
         return "consistent"
