@@ -194,7 +194,7 @@ def _directions(station: Station, seed: int) -> dict[str, Tensor]:
 
 def _features(seen: Seen, directions: Mapping[str, Tensor]) -> dict[str, float]:
     """A run as a few numbers: each tensor along the record's direction, the other numbers, and how it ended."""
-    found = {name: 0.0 for name in directions}
+    found = dict.fromkeys(directions, 0.0)
     wrong = 0
     for name, tensor in seen.tensors.items():
         wrong += int((~tensor.isfinite()).sum())
