@@ -11,7 +11,6 @@ from privet.audit.published import published_noise
 from privet.audit.recorded import recorded
 from privet.audit.releases import release
 from privet.audit.result import Audit
-from privet.audit.stations import stations
 from privet.audit.threshold import audit_scores
 from privet.audit.trained import trainer
 from privet.audit.voting import votes
@@ -37,7 +36,6 @@ __all__ = [
     "published_noise",
     "recorded",
     "release",
-    "stations",
     "step",
     "trainer",
     "training",
