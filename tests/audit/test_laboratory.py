@@ -21,7 +21,10 @@ BY_NAME = {station.name: station for station in stations()}
 ALONE = 1 - 0.01 / len(BY_NAME)
 """The confidence of one station in a whole laboratory of 99 %: what is refuted here is refuted there."""
 
-ACCEPTED_IN_0_1 = "version 0.1 trains this although it is not private: right, or refused, with the engine that follows"
+REFUTED_IN_0_1 = {station.name for station in _of_the_models()} - {
+    "records mixed in the model: the mean of each column",
+}
+"""What the engine of version 0.1 trains although it is not private. Empty this set with the engine that refuses or mends it."""
 
 
 @pytest.mark.parametrize("plant", SIXTEEN + MORE, ids=lambda plant: plant.name)
@@ -40,9 +43,10 @@ def test_the_library_is_cleared_where_its_own_path_is_looked_at(station):
     assert found.method != REFUSED, found.evidence
 
 
-@pytest.mark.xfail(reason=ACCEPTED_IN_0_1, strict=False)
 @pytest.mark.parametrize("station", _of_the_models(), ids=lambda station: station.name)
-def test_what_a_model_a_loss_or_a_loop_may_do_is_right_or_refused(station):
+def test_what_a_model_a_loss_or_a_loop_may_do_is_right_or_refused(station, request):
+    if station.name in REFUTED_IN_0_1:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="the engine of version 0.1 is not private here"))
     (found,) = laboratory([station], runs=400, confidence=ALONE)
     assert not found.refuted, str(found)
 
@@ -86,8 +90,8 @@ def test_false_alarms_over_200_sound_laboratories():
 
 def test_false_alarms_of_the_real_path():
     """As above, by the library's own step."""
-    alarms = sum(laboratory([BY_NAME["one step"]], runs=40, seed=k)[0].refuted for k in range(100))
-    assert alarms <= 5  # P(more) = 0.0005 at 1 %
+    alarms = sum(laboratory([BY_NAME["one step"]], runs=40, seed=k)[0].refuted for k in range(60))
+    assert alarms <= 4  # P(more) = 0.0003 at 1 %
 
 
 def test_a_laboratory_with_few_runs_says_that_it_cannot_refute():

@@ -291,7 +291,7 @@ class _Positions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(4, 1)
+        self.table = nn.Embedding(PUBLIC_SIZE, 1)
         nn.init.zeros_(self.table.weight)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -661,9 +661,10 @@ def _of_the_models() -> tuple[Station, ...]:
             "elliptical clipping, a huge gradient",
             "weights that are not finite after one record",
             _linear,
-            _short(),
-            _one(1e19, place=1),
-            settings={"clipping": EllipticalClipping({"weight": torch.tensor([[1.0, 2.0, 0.5, 1.0]])})},
+            torch.zeros(1, 5),
+            torch.tensor([1.0, 0.0, 0.0, 0.0, 1e19]),
+            lambda model, x, step: (model(x[:, :4]) * x[:, 4:]).sum(),
+            settings={"clipping": EllipticalClipping({"weight": torch.full((1, 4), 3.0)})},
             effort=0.5,
         ),
         Training(
@@ -755,9 +756,9 @@ def _of_the_models() -> tuple[Station, ...]:
             "a coincidence of sizes",
             "a table with as many rows as the batch has records",
             _Positions,
-            _short(),
-            LOUD * torch.ones(4),
-            lambda model, x, step: model(x, torch.arange(4)).sum(),
+            torch.zeros(PUBLIC_SIZE - 1, PUBLIC_SIZE),
+            LOUD * torch.ones(PUBLIC_SIZE),
+            lambda model, x, step: model(x, torch.arange(PUBLIC_SIZE)).sum(),
             effort=0.5,
         ),
     )
