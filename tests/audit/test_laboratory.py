@@ -22,7 +22,7 @@ ALONE = 1 - 0.01 / len(BY_NAME)
 """The confidence of one station in a whole laboratory of 99 %: what is refuted here is refuted there."""
 
 REFUTED_IN_0_1 = {station.name for station in _of_the_models()} - {
-    "records mixed in the model: the mean of each column",
+    f"records mixed by {words}" for words in ("h - h.mean(0)", "index_put", "cov", "cummax")
 }
 """What the engine of version 0.1 trains although it is not private. Empty this set with the engine that refuses or mends it."""
 
@@ -47,7 +47,7 @@ def test_the_library_is_cleared_where_its_own_path_is_looked_at(station):
 def test_what_a_model_a_loss_or_a_loop_may_do_is_right_or_refused(station, request):
     if station.name in REFUTED_IN_0_1:
         request.applymarker(pytest.mark.xfail(strict=True, reason="the engine of version 0.1 is not private here"))
-    (found,) = laboratory([station], runs=400, confidence=ALONE)
+    (found,) = laboratory([station], runs=300, confidence=ALONE)
     assert not found.refuted, str(found)
 
 
@@ -83,15 +83,15 @@ class Normal:
 
 def test_false_alarms_over_200_sound_laboratories():
     """At most one in a hundred: more than 6 of 200 would be seen once in 200 versions of this test."""
-    alarms = sum(any(one.refuted for one in laboratory([Normal(1.0)] * 3, runs=60, seed=k)) for k in range(200))
+    alarms = sum(laboratory([Normal(1.0)], runs=150, seed=k)[0].refuted for k in range(200))
     assert binom.sf(6, 200, 0.01) < 0.005
     assert alarms <= 6
 
 
 def test_false_alarms_of_the_real_path():
     """As above, by the library's own step."""
-    alarms = sum(laboratory([BY_NAME["one step"]], runs=40, seed=k)[0].refuted for k in range(60))
-    assert alarms <= 4  # P(more) = 0.0003 at 1 %
+    alarms = sum(laboratory([BY_NAME["one step"]], runs=100, seed=k)[0].refuted for k in range(30))
+    assert alarms <= 3  # P(more) = 0.0002 at 1 %
 
 
 def test_a_laboratory_with_few_runs_says_that_it_cannot_refute():
@@ -107,7 +107,7 @@ def test_the_confidence_is_shared_among_the_stations():
 
 
 def test_what_is_refused_everywhere_releases_nothing():
-    station = BY_NAME["records mixed in the model: the mean of each column"]
+    station = BY_NAME["records mixed by h - h.mean(0)"]
     (found,) = laboratory([station], runs=40)
     assert found.method == REFUSED
     assert found.verdict == "refused: nothing was released"

@@ -114,16 +114,13 @@ class Training:
             if self.public_loss is not None and _takes_function(private):
                 private.public(lambda: self.public_loss(model))  # type: ignore[call-arg]
             for step in range(self.steps):
-                before = [p.detach().clone() for p in model.parameters()]
+                before = {name: p.detach().clone() for name, p in model.named_parameters()}
                 drawn = self._step(private, model, optimizer, step)
                 if max(drawn.values(), default=0) > 1:
                     faults.append("a record was in one batch twice")
-                changes = [p.detach() - then for p, then in zip(model.parameters(), before, strict=True)]
-                moved += any(bool(change.any()) for change in changes)
-                names = (name for name, _ in model.named_parameters())
-                seen |= {
-                    f"change of {name} in step {step}": change for name, change in zip(names, changes, strict=True)
-                }
+                changes = {name: p.detach() - before.get(name, 0.0) for name, p in model.named_parameters()}
+                moved += any(bool(change.any()) for change in changes.values())
+                seen |= {f"change of {name} in step {step}": change for name, change in changes.items()}
             private.close()
         except Exception as error:  # whether it raises is one of the things that are looked at
             return Seen(raised=f"{type(error).__name__}: {_first_sentence(error)}")
@@ -271,6 +268,18 @@ class _Late(nn.Module):
         return total
 
 
+class _Growing(nn.Module):
+    """A model that gets a second layer in the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_linear()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = sum((layer(x) for layer in self.layers), torch.zeros(len(x), 1))
+        return total
+
+
 class _Mixing(nn.Module):
     """A layer whose input was mixed over the records of the batch; the last column of a record is the pull of its output."""
 
@@ -351,24 +360,25 @@ def _viewed(model: nn.Module, x: Tensor, step: int) -> Tensor:
     return _plain_loss(model, x.repeat_interleave(4, 0), step)
 
 
-def _squares(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    """Mixed outside of the model: the variance of the outputs over the batch."""
-    out = model(x[:, :4]) + x[:, 4:]
-    total: Tensor = (out - out.mean(0)).square().sum()
-    return total
-
-
-def _centered(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    """Mixed before the model: the batch's mean is taken off the inputs."""
-    total: Tensor = model(x - x.mean(0)).sum()
-    return total
-
-
 def _masked(model: nn.Module, x: Tensor, step: int) -> Tensor:
     """The mean over the positions that count, of which each record has as many as it likes."""
     each = model(x[..., :4]).squeeze(-1)
     mean: Tensor = each[x[..., 4] > 0].mean()
     return mean
+
+
+def _ignoring(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    """Cross entropy over the positions that have a label."""
+    labels = torch.where(x[..., 4] > 0, 0, -100)
+    return F.cross_entropy(model(x[..., :4]).flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def _append(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    layers = model.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    if len(layers) == 1:
+        layers.append(_linear())
+        optimizer.add_param_group({"params": list(layers[1].parameters())})
 
 
 def _unfreeze(model: nn.Module, optimizer: Optimizer, step: int) -> None:
@@ -632,13 +642,6 @@ def _of_the_models() -> tuple[Station, ...]:
     counted[:, 0] = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0])
     every = torch.zeros(8, 5)
     every[:] = torch.tensor([LOUD, 0.0, 0.0, 0.0, 1.0])
-    mixed: dict[str, Callable[[Tensor], Tensor]] = {
-        "the mean of each column": lambda h: h - h.mean(0),
-        "the mean of all": lambda h: h - h.mean(),
-        "the norm of all": lambda h: h / h.norm(),
-        "a roll over the records": lambda h: torch.roll(h, 1, 0),
-    }
-    near, loud = 0.2 * torch.ones(6, 4), _one().repeat(6, 1)
     return (
         Training(
             "norms that cancel",
@@ -674,6 +677,15 @@ def _of_the_models() -> tuple[Station, ...]:
             _short(),
             _one(),
             in_loop=_unfreeze,
+            effort=0.5,
+        ),
+        Training(
+            "a layer appended in the loop",
+            "a parameter that is trained on raw gradients",
+            _Growing,
+            _short(),
+            _one(),
+            in_loop=_append,
             effort=0.5,
         ),
         Training(
@@ -713,35 +725,8 @@ def _of_the_models() -> tuple[Station, ...]:
             in_loop=_train_mode,
             effort=0.5,
         ),
-        *(
-            Training(
-                f"records mixed in the model: {words}",
-                "records that change the gradients of others",
-                partial(_Mixing, mix),
-                torch.cat([loud if "roll" in words else near, torch.ones(6, 1)], dim=1),
-                torch.tensor([-LOUD, 0.0, 0.0, 0.0, -1.0]),
-                effort=0.5,
-            )
-            for words, mix in mixed.items()
-        ),
-        Training(
-            "records mixed in the loss",
-            "records that change the gradients of others",
-            _linear,
-            torch.cat([near, torch.zeros(6, 1)], 1),
-            torch.tensor([0.0, 0.0, 0.0, 0.0, LOUD]),
-            _squares,
-            effort=0.5,
-        ),
-        Training(
-            "records mixed before the model",
-            "records that change the gradients of others",
-            _linear,
-            near,
-            _one(-LOUD),
-            _centered,
-            effort=0.5,
-        ),
+        *_mixed_inside(),
+        *_mixed_outside(),
         Training(
             "a mean over what counts",
             "a divisor of the loss that depends on records",
@@ -753,6 +738,16 @@ def _of_the_models() -> tuple[Station, ...]:
             effort=0.5,
         ),
         Training(
+            "labels that are ignored",
+            "a divisor of the loss that depends on records",
+            lambda: _Sequences(4, 2),
+            counted.repeat(6, 1, 1),
+            every,
+            _ignoring,
+            settings={"loss_reduction": "mean"},
+            effort=0.5,
+        ),
+        Training(
             "a coincidence of sizes",
             "a table with as many rows as the batch has records",
             _Positions,
@@ -761,4 +756,106 @@ def _of_the_models() -> tuple[Station, ...]:
             lambda model, x, step: model(x, torch.arange(PUBLIC_SIZE)).sum(),
             effort=0.5,
         ),
+    )
+
+
+_NEAR, _ALIKE = 0.2 * torch.ones(6, 4), LOUD * F.one_hot(torch.zeros(6, dtype=torch.int64), 4).float()
+"""Records that mixing leaves below the clipping norm, and records far above it."""
+_AGAINST, _ALL, _ABOVE = [-LOUD, 0.0, 0.0, 0.0, -1.0], [-LOUD] * 4 + [1.0], [LOUD] * 4 + [1.0]
+"""The record: against the others in one direction, in all directions, and above them."""
+
+Mix = Callable[[Tensor], Tensor]
+_MIXES: tuple[tuple[str, Mix, Tensor, list[float]], ...] = (
+    ("h - h.mean(0)", lambda h: h - h.mean(0), _NEAR, _AGAINST),
+    ("h - h.mean()", lambda h: h - h.mean(), _NEAR, _AGAINST),
+    ("h - h.mean().item()", lambda h: h - h.mean().item(), _NEAR, _AGAINST),
+    ("h - h.data.mean(0)", lambda h: h - h.data.mean(0), _NEAR, _AGAINST),
+    ("h / h.norm()", lambda h: h / h.norm(), _NEAR, _ALL),
+    ("h / h.std(0).mean()", lambda h: h / h.std(0).mean(), _ALIKE, _AGAINST),
+    ("sparse.mm", lambda h: torch.sparse.mm(torch.full((len(h), len(h)), 1 / len(h)).to_sparse(), h), _NEAR, _ALL),
+    ("batch_norm", lambda h: F.batch_norm(h, None, None, training=True), _NEAR, _AGAINST),
+    ("layer_norm(h.T)", lambda h: F.layer_norm(h.mT, (len(h),)).mT, _NEAR, _AGAINST),
+    ("avg_pool1d(h.T)", lambda h: F.avg_pool1d(h.mT[None], 3, 1, 1)[0].mT, _NEAR, _ALL),
+    ("index_add", lambda h: h.index_add(0, torch.zeros(len(h), dtype=torch.int64), h), _NEAR, _ALL),
+    ("scatter_add", lambda h: h.scatter_add(0, torch.zeros_like(h, dtype=torch.int64), h), _NEAR, _ALL),
+    ("index_put", lambda h: h.index_put((torch.arange(len(h)),), h[-1:]), _NEAR, _AGAINST),
+    ("cdist", lambda h: h * torch.cdist(h, h).sum(1, keepdim=True), _ALIKE, _AGAINST),
+    ("cov", lambda h: h @ torch.cov(h.mT), _NEAR, _AGAINST),
+    ("cummax", lambda h: h - torch.cummax(h, 0).values[-1:], _NEAR, _ABOVE),
+    ("fft(dim=0)", lambda h: torch.fft.fft(h, dim=0).real, _ALIKE, _AGAINST),
+    ("roll", lambda h: torch.roll(h, 1, 0), _ALIKE, _AGAINST),
+    ("flip", lambda h: h.flip(1, 0), _ALIKE, _AGAINST),
+)
+"""What mixes the records of a batch inside a model, and the records on which it shows."""
+
+
+def _mixed_inside() -> tuple[Station, ...]:
+    return tuple(
+        Training(
+            f"records mixed by {words}",
+            "records that change the gradients of others",
+            partial(_Mixing, mix),
+            torch.cat([others, torch.ones(len(others), 1)], dim=1),
+            torch.tensor(canary),
+            effort=0.5,
+        )
+        for words, mix, others, canary in _MIXES
+    )
+
+
+def _centered_outputs(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    out = model(x[:, :4]) + x[:, 4:]
+    total: Tensor = (out - out.mean(0)).square().sum()
+    return total
+
+
+def _variance(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    out = model(x[:, :4]) + x[:, 4:]
+    total: Tensor = len(x) * out.var(0, correction=0).sum()
+    return total
+
+
+def _over_the_largest(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    each = (model(x[:, :4]) + x[:, 4:]).square()
+    total: Tensor = (each / each.detach().max()).sum()
+    return total
+
+
+def _ranking(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    out = model(x[:, :4]) + x[:, 4:]
+    total: Tensor = (out - out.mT).relu().sum()
+    return total
+
+
+def _centered_inputs(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return _plain_loss(model, x[:, :4] - x[:, :4].mean(0), step)
+
+
+def _mixup(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return _plain_loss(model, 0.5 * x[:, :4] + 0.5 * x[:, :4].roll(1, 0), step)
+
+
+def _mixed_outside() -> tuple[Station, ...]:
+    """In these losses and loops the model keeps the records apart, and the user's code does not."""
+    targets = torch.cat([_NEAR, torch.ones(6, 1)], dim=1)
+    far, against = torch.tensor([0.0, 0.0, 0.0, 0.0, LOUD]), torch.tensor(_AGAINST)
+    losses: tuple[tuple[str, Loss, Tensor, Tensor], ...] = (
+        ("(o - o.mean(0))**2", _centered_outputs, targets, far),
+        ("o.var(0)", _variance, targets, far),
+        ("l / l.detach().max()", _over_the_largest, targets, far),
+        ("a pairwise ranking", _ranking, targets, far),
+        ("x - x.mean(0)", _centered_inputs, _NEAR, against[:4]),
+        ("mixup", _mixup, -_ALIKE, 3 * _ALIKE[0]),
+    )
+    return tuple(
+        Training(
+            f"records mixed by {words}",
+            "records that change the gradients of others",
+            _linear,
+            others,
+            canary,
+            loss,
+            effort=0.5,
+        )
+        for words, loss, others, canary in losses
     )
