@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -166,6 +166,7 @@ class Training:
         return drawn
 
 
+@cache
 def _unchecked() -> dict[str, Any]:
     """A thousand runs of one model need one self-check, which the library's tests make."""
     return {"self_check": False} if "self_check" in inspect.signature(privet.make_private).parameters else {}
