@@ -30,12 +30,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the planted bugs are those of the tests
 
 from privet.audit import Audit, laboratory
-from privet.audit.stations import Training, _of_the_path, stations
+from privet.audit.stations import Training, path_stations, stations
 from tests.audit.planted import MORE, SIXTEEN
 
 torch.set_num_threads(1)
 STATIONS = {station.name: station for station in stations()}
-PATH = tuple(station.name for station in _of_the_path())
+PATH = tuple(station.name for station in path_stations())
 CONFIDENCE = 0.99
 ALONE = 1 - (1 - CONFIDENCE) / len(STATIONS)
 """Of one station in a whole laboratory: its result is the same there, since no station knows of another."""

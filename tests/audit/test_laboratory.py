@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from privet.audit import Audit, Claim, GaussianTradeOff, Seen, laboratory
 from privet.audit.result import REFUSED
-from privet.audit.stations import Training, _of_the_models, _of_the_path, stations
+from privet.audit.stations import Training, model_stations, path_stations, stations
 from privet.errors import InputError
 from privet.privacy import Gaussian
 from tests.audit.planted import MORE, SIXTEEN, Plant
@@ -21,7 +21,7 @@ BY_NAME = {station.name: station for station in stations()}
 ALONE = 1 - 0.01 / len(BY_NAME)
 """The confidence of one station in a whole laboratory of 99 %: what is refuted here is refuted there."""
 
-REFUTED_IN_0_1 = {station.name for station in _of_the_models()} - {
+REFUTED_IN_0_1 = {station.name for station in model_stations()} - {
     f"records mixed by {words}" for words in ("h - h.mean(0)", "index_put", "cov", "cummax")
 }
 """What the engine of version 0.1 trains although it is not private. Empty this set with the engine that refuses or mends it."""
@@ -35,7 +35,7 @@ def test_a_planted_bug_is_refuted_at_its_station(plant: Plant):
     assert found.ceiling > found.claimed_epsilon
 
 
-@pytest.mark.parametrize("station", _of_the_path(), ids=lambda station: station.name)
+@pytest.mark.parametrize("station", path_stations(), ids=lambda station: station.name)
 def test_the_library_is_cleared_where_its_own_path_is_looked_at(station):
     """A false alarm in one of a hundred versions of the whole laboratory."""
     (found,) = laboratory([station], runs=100, confidence=ALONE)
@@ -43,7 +43,7 @@ def test_the_library_is_cleared_where_its_own_path_is_looked_at(station):
     assert found.method != REFUSED, found.evidence
 
 
-@pytest.mark.parametrize("station", _of_the_models(), ids=lambda station: station.name)
+@pytest.mark.parametrize("station", model_stations(), ids=lambda station: station.name)
 def test_what_a_model_a_loss_or_a_loop_may_do_is_right_or_refused(station, request):
     if station.name in REFUTED_IN_0_1:
         request.applymarker(pytest.mark.xfail(strict=True, reason="the engine of version 0.1 is not private here"))

@@ -512,10 +512,11 @@ def _training_part(file: Split) -> set[tuple[float, ...]]:
 
 def stations() -> tuple[Station, ...]:
     """Every station: the parts of the real path first, then what a user's model, loss and loop may do to it."""
-    return (*_of_the_path(), *_of_the_models())
+    return (*path_stations(), *model_stations())
 
 
-def _of_the_path() -> tuple[Station, ...]:
+def path_stations() -> tuple[Station, ...]:
+    """The parts of the library's own path: a sound library trains here, and is not refuted."""
     root2 = math.sqrt(0.5)
     return (
         Training("one step", "too little noise, or a record that counts more than once", _linear, _short(), _one()),
@@ -636,7 +637,8 @@ def _of_the_path() -> tuple[Station, ...]:
     )
 
 
-def _of_the_models() -> tuple[Station, ...]:
+def model_stations() -> tuple[Station, ...]:
+    """What a user's model, loss or loop may do: a sound library does it right or refuses it."""
     cancelling = _cancelling()
     width = cancelling.shape[1] // 2
     counted = torch.zeros(1, 8, 5)
