@@ -121,6 +121,9 @@ def as_page(results: dict[str, Any]) -> str:
     def number(value: float | None) -> str:
         return "infinite" if value is None else f"{value:.2f}"
 
+    def cpu(part: str) -> float:
+        return float(sum(one["seconds"] for one in results[part]))
+
     lines = [
         "| planted bug | station | claimed | lower bound | ceiling | verdict | seconds |",
         "|---|---|---|---|---|---|---|",
@@ -145,9 +148,10 @@ def as_page(results: dict[str, Any]) -> str:
         f"{len(false['of'])} stations of the library's own path in turn, {false['runs']} runs on each side, at "
         f"{100 * false['confidence']:g} %.",
         "",
-        f"Seconds, by the clock: {results['seconds of the planted bugs, two processes']} for all planted bugs, "
-        f"{results['seconds of one laboratory, two processes']} for one whole laboratory, {results['seconds']} in all "
-        f"({results['environment']}).",
+        f"Seconds by the clock: {results['seconds of the planted bugs, two processes']} for all planted bugs, "
+        f"{results['seconds of one laboratory, two processes']} for one whole laboratory, {results['seconds']} in all. "
+        f"Seconds of CPU time: {cpu('planted'):.0f} for all planted bugs, {cpu('stations'):.0f} for one whole laboratory of "
+        f"{len(results['stations'])} stations. {results['environment']}.",
     ]
     return "\n".join(lines) + "\n"
 

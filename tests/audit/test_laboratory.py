@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 
 from privet.audit import Audit, Claim, GaussianTradeOff, Seen, laboratory
-from privet.audit.result import REFUSED
+from privet.audit.result import CRASHED, REFUSED
 from privet.audit.stations import Training, model_stations, path_stations, stations
 from privet.errors import InputError
 from privet.privacy import Gaussian
@@ -40,7 +40,7 @@ def test_the_library_is_cleared_where_its_own_path_is_looked_at(station):
     """A false alarm in one of a hundred versions of the whole laboratory."""
     (found,) = laboratory([station], runs=100, confidence=ALONE)
     assert not found.refuted, str(found)
-    assert found.method != REFUSED, found.evidence
+    assert found.method not in (REFUSED, CRASHED), found.evidence
 
 
 @pytest.mark.parametrize("station", model_stations(), ids=lambda station: station.name)
@@ -49,6 +49,7 @@ def test_what_a_model_a_loss_or_a_loop_may_do_is_right_or_refused(station, reque
         request.applymarker(pytest.mark.xfail(strict=True, reason="the engine of version 0.1 is not private here"))
     (found,) = laboratory([station], runs=300, confidence=ALONE)
     assert not found.refuted, str(found)
+    assert found.method != CRASHED, found.evidence
 
 
 def test_the_power_is_that_of_a_bug_of_one_and_a_half_times_the_sensitivity():
@@ -113,6 +114,17 @@ def test_what_is_refused_everywhere_releases_nothing():
     assert found.verdict == "refused: nothing was released"
     assert "UnsupportedModelError" in found.evidence
     assert Audit.from_dict(found.to_dict()) == found
+
+
+def test_a_crash_is_no_refusal():
+    @dataclass(frozen=True)
+    class Crashing(Normal):
+        def run(self, present, seed, noise=None):
+            return Seen.of_error(TypeError("not callable"))
+
+    (found,) = laboratory([Crashing(1.0)], runs=40)
+    assert found.verdict == "no result: every run crashed"
+    assert not found.refuted
 
 
 def test_a_contradiction_needs_no_statistics():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -18,16 +19,18 @@ from torch import Tensor
 
 from privet.audit.bounds import TwoSampleBound
 from privet.audit.claim import Claim, Claimed
-from privet.audit.result import REFUSED, Audit
+from privet.audit.result import CRASHED, REFUSED, Audit
 from privet.audit.threshold import audit_scores
 from privet.data import Progress
-from privet.errors import InputError
+from privet.errors import InputError, PrivetError
 from privet.privacy import Event
 
 RUNS = 800
 """Runs with the record, and as many without: enough for 1.5 times the allowed sensitivity at 99 %, over all stations."""
 PROBES = 4
 """Runs on each side with next to no noise: they show in which direction the record moves a release."""
+CONTRADICTION = "a contradiction"
+"""The method of a refutation that needs no statistics."""
 QUIET = 1e-6
 """The noise multiplier of a probe."""
 _CHOSEN_ON = 0.25
@@ -46,6 +49,7 @@ class Seen:
         numbers: other numbers that are released, or follow from what is.
         event: what the run's ledger says was done; None where the run raised or has no ledger.
         raised: the error that ended the run, or "".
+        refused: whether that error is the library's own refusal, and no crash.
         faults: what cannot happen in a sound run, in words: one is enough to refute.
     """
 
@@ -53,7 +57,14 @@ class Seen:
     numbers: Mapping[str, float] = field(default_factory=dict)
     event: Event | None = None
     raised: str = ""
+    refused: bool = False
     faults: tuple[str, ...] = ()
+
+    @classmethod
+    def of_error(cls, error: Exception) -> Seen:
+        """What is seen of a run that raised."""
+        sentence = str(error).split(". ")[0].strip()[:160]
+        return cls(raised=f"{type(error).__name__}: {sentence}", refused=isinstance(error, PrivetError))
 
 
 class Station(Protocol):
@@ -138,11 +149,13 @@ def _audit(station: Station, runs: int, seed: int, each: float, whole: float) ->
     directions = _directions(station, seed)
     sides: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
     events, raised, faults = Counter[Event](), Counter[str](), Counter[str]()
+    refused = 0
     for count in range(2 * runs):
         present = count % 2 == 0
         seen = station.run(present, seed + PROBES + count)
         sides[0 if present else 1].append(_features(seen, directions))
         raised[seen.raised] += 1
+        refused += seen.refused
         faults.update(seen.faults)
         if seen.event is not None:
             events[seen.event] += 1
@@ -153,28 +166,20 @@ def _audit(station: Station, runs: int, seed: int, each: float, whole: float) ->
     # A claim by events holds at every delta, and of several the largest is taken: a refutation must hold for each.
     delta = bound.delta
     claim = max((Claim.of(event, delta) for event in events or [station.claimed()]), key=lambda one: one.epsilon)
+    none = Audit(station.name, claim, 0.0, 0.0, whole, "", "", station.looks_for)
     if faults:
-        words = "; ".join(faults)
-        return Audit(
-            station.name,
-            claim,
-            float("inf"),
-            float("inf"),
-            whole,
-            "a contradiction",
-            words,
-            station.looks_for,
-        )
+        return replace(none, lower_bound=inf, ceiling=inf, method=CONTRADICTION, evidence="; ".join(faults))
     said = next((words for words in raised if words), "")
     if raised[""] == 0:
-        evidence = f"refused in each of {2 * runs:,} runs, with the record and without it: {said}"
-        return Audit(station.name, claim, 0.0, 0.0, whole, REFUSED, evidence, station.looks_for)
+        ended = REFUSED if refused == 2 * runs else CRASHED
+        evidence = f"{ended} in each of {2 * runs:,} runs, with the record and without it: {said}"
+        return replace(none, method=ended, evidence=evidence)
     members, others = _scores(*sides)
     audit = audit_scores(
         members, others, claim=claim, bound=bound, name=station.name, setting=station.looks_for, chosen_on=_CHOSEN_ON
     )
     evidence = audit.evidence if not said else f"{audit.evidence}; {sum(raised.values()) - raised['']:,} raised: {said}"
-    return Audit(audit.name, claim, audit.lower_bound, audit.ceiling, whole, audit.method, evidence, station.looks_for)
+    return replace(audit, confidence=whole, evidence=evidence)
 
 
 def _directions(station: Station, seed: int) -> dict[str, Tensor]:

@@ -123,7 +123,7 @@ class Training:
                 seen |= {f"change of {name} in step {step}": change for name, change in changes.items()}
             private.close()
         except Exception as error:  # whether it raises is one of the things that are looked at
-            return Seen(raised=f"{type(error).__name__}: {_first_sentence(error)}")
+            return Seen.of_error(error)
         if len(ledger) != self.steps:
             faults.append(f"{self.steps} steps were made and {len(ledger)} are in the ledger")
         seen |= {f"state of {name}": tensor for name, tensor in _state(model, optimizer).items()}
@@ -174,10 +174,6 @@ def _unchecked() -> dict[str, Any]:
 
 def _takes_function(private: Private) -> bool:
     return bool(inspect.signature(private.public).parameters)
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).split(". ")[0].strip()[:160]
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -471,7 +467,7 @@ class ClassCounts:
         try:
             made = method.synthesize(records, order, Ledger())
         except Exception as error:  # whether it raises is one of the things that are looked at
-            return Seen(raised=f"{type(error).__name__}: {_first_sentence(error)}")
+            return Seen.of_error(error)
         return Seen({}, {"labels of the second class": float(made.labels.sum())})
 
 

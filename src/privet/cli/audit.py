@@ -158,12 +158,13 @@ def _say(found: list[Audit], stations: tuple[Audit, ...], run: Path | None, as_j
 
 def _table(stations: tuple[Audit, ...]) -> str:
     """The laboratory as a table, a line for each station, and its result in a sentence."""
-    from privet.audit.result import REFUSED, round_down
+    from privet.audit.laboratory import CONTRADICTION
+    from privet.audit.result import CRASHED, REFUSED, round_down
 
     rows = [("station", "looks for", "claim", "bound", "ceiling", "verdict")]
     for one in stations:
         numbers = [f"{one.claimed_epsilon:.3g}", round_down(one.lower_bound), round_down(one.ceiling)]
-        if one.method == REFUSED:
+        if one.method in (REFUSED, CRASHED):
             numbers[1:] = ["-", "-"]
         rows.append((one.name, one.setting, *numbers, one.verdict))  # type: ignore[arg-type]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
@@ -174,6 +175,9 @@ def _table(stations: tuple[Audit, ...]) -> str:
         if refuted
         else f"none of {len(stations)} stations refuted"
     )
-    why = [f"{one.name}: {one.evidence}." for one in refuted if one.method == "a contradiction"]
+    why = [f"{one.name}: {one.evidence}." for one in refuted if one.method == CONTRADICTION]
+    for method in (REFUSED, CRASHED):
+        if count := sum(one.method == method for one in stations):
+            total += f", {count} {method}"
     result = f"Laboratory: {total}, at {100 * stations[0].confidence:g} % confidence for all stations together."
     return "\n".join(["", "The laboratory: the real training path, where bugs live", *aligned, *why, result])
