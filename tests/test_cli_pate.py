@@ -92,7 +92,7 @@ def test_bad_usage_is_said_before_anything_is_written(arguments, sentence, tmp_p
 
 def test_a_public_set_of_ones_own(tmp_path):
     """Records that are tested on are not public ones too; others are taken by their own name."""
-    rows = ["x,y,kind"] + [f"{i % 10 / 10},{(i // 10) % 10 / 10},{'ab'[i % 10 > 4]}" for i in range(400)]
+    rows = ["x,y,kind"] + [f"{i % 20 / 20},{i // 20 / 20},{'ab'[i % 20 > 9]}" for i in range(400)]
     (tmp_path / "mine.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "same.csv").write_text("\n".join(rows) + "\n")
     columns = {"x": {"low": 0, "high": 1}, "y": {"low": 0, "high": 1}, "kind": {"categories": ["a", "b"]}}
@@ -108,7 +108,9 @@ def test_a_public_set_of_ones_own(tmp_path):
     ]
     page = privet(*asked, "--public", f"csv:{tmp_path / 'same.csv'}", "--out", tmp_path / "a")
     assert (page.exit_code, page.stderr.count("what is to be protected")) == (2, 1)
-    (tmp_path / "same.csv").write_text("\n".join(rows[:200]) + "\n")
+    # With its own label a record would land in the same part of both files; with another label it may be in the test part of one.
+    swapped = [row[:-1] + {"a": "b", "b": "a"}[row[-1]] for row in rows[1:200]]
+    (tmp_path / "same.csv").write_text("\n".join([rows[0], *swapped]) + "\n")
     page = privet(*asked, "--public", f"csv:{tmp_path / 'same.csv'}", "--out", tmp_path / "a")
     assert page.exit_code == 2
     assert "a model cannot be tested on" in page.stderr

@@ -73,7 +73,7 @@ def test_every_command_that_a_page_names_exists(page, line):
     command = typer.main.get_command(app)
     for word in verb:
         command = command.commands[word]
-    options = {option for parameter in command.params for option in parameter.opts}
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word.split("=")[0] for word in words if word.startswith("--")} <= options | {"--help"}
 
 

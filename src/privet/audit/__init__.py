@@ -5,6 +5,7 @@ from privet.audit.bounds import ClopperPearson, Counts, GaussianTradeOff, OneRun
 from privet.audit.canaries import Canaries, mislabelled, out_of_distribution
 from privet.audit.claim import Claim
 from privet.audit.guessing import audit_guesses
+from privet.audit.laboratory import Seen, Station, laboratory
 from privet.audit.one_step import step
 from privet.audit.published import published_noise
 from privet.audit.recorded import recorded
@@ -23,9 +24,12 @@ __all__ = [
     "Counts",
     "GaussianTradeOff",
     "OneRun",
+    "Seen",
+    "Station",
     "audit_guesses",
     "audit_scores",
     "ceiling",
+    "laboratory",
     "mechanism",
     "mislabelled",
     "out_of_distribution",

@@ -39,6 +39,9 @@ class TwoSampleBound(Protocol):
     """A bound from draws with the record and draws without it."""
 
     @property
+    def delta(self) -> float: ...
+
+    @property
     def confidence(self) -> float: ...
 
     @property

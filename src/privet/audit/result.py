@@ -9,6 +9,11 @@ from typing import Any, ClassVar
 from privet.audit.claim import Claim
 from privet.errors import InputError
 
+REFUSED = "refused"
+"""The method of an audit whose every run was refused, so that nothing was released."""
+CRASHED = "crashed"
+"""The method of an audit whose every run ended with an error that is no refusal: it saw nothing."""
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -56,6 +61,10 @@ class Audit:
     def verdict(self) -> str:
         if self.refuted:
             return f"refuted at {100 * self.confidence:g} %"
+        if self.method == REFUSED:
+            return "refused: nothing was released"
+        if self.method == CRASHED:
+            return "no result: every run crashed"
         if self.ceiling <= self.claim.epsilon:
             return "consistent, and this audit could not have refuted it"
         return "consistent"

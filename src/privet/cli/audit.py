@@ -55,23 +55,36 @@ def audit(
         int, typer.Option(help="Releases of one step with, and as many without, a record.", min=40)
     ] = 20_000,
     canaries: Annotated[int, typer.Option(help="Canaries of a whole training.", min=8)] = 1000,
+    laboratory: Annotated[
+        bool, typer.Option(help="Of dpsgd: also audit the whole training path at the stations of the laboratory.")
+    ] = True,
+    runs: Annotated[
+        int, typer.Option(help="Trainings with, and as many without, a record at a station of the laboratory.", min=40)
+    ] = 800,
     confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.99,
     seed: Annotated[int, typer.Option(help="Of the audit.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Bound epsilon from below by attacking the mechanism itself; ends with 1 if a claim is refuted.
 
-    An audit runs the code that trains, on the records that tell the most, and sees everything that it releases. Of a
-    run it audits the most frequent step of its ledger, once and as often as it happened, and renews the run's page.
+    An audit runs the code that trains, on the records that tell the most, and sees everything that it releases. Without a
+    run it audits one step of DP-SGD, and the library's whole training path at the stations of the laboratory. Of a run it
+    audits the most frequent step of its ledger, once and as often as it happened, and renews the run's page.
     """
-    if (run is None) == (method is None):
+    if run is not None and method is not None:
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
+    method = Method.dpsgd if run is None and method is None else method
     asked: dict[str, Any] = {"delta": delta, "draws": draws, "confidence": confidence, "seed": seed}
+    stations: tuple[Audit, ...] = ()
     with computing() as progress:
         if run is not None:
             found = _of_run(run, canaries, {**asked, "progress": progress})
         elif method is Method.dpsgd:
             found = _dpsgd(clipping, noise, rate, steps, canaries, {**asked, "progress": progress})
+            if laboratory:
+                from privet.audit import laboratory as visit
+
+                stations = visit(runs=runs, confidence=confidence, seed=seed, progress=progress)
         elif method is Method.optimized_noise:
             found = _optimised(noise, rate, {**asked, "progress": progress})
         else:
@@ -79,7 +92,7 @@ def audit(
             from privet.audit import release
 
             found = [release(method.value, noise, **asked, progress=progress)]
-    _say(found, run, as_json)
+    _say(found, stations, run, as_json)
 
 
 def _of_run(run: Path, canaries: int, asked: dict[str, Any]) -> list[Audit]:
@@ -120,8 +133,8 @@ def _optimised(noise: float, rate: float, asked: dict[str, Any]) -> list[Audit]:
     ]
 
 
-def _say(found: list[Audit], run: Path | None, as_json: bool) -> None:
-    plain = json.dumps([one.to_dict() for one in found], indent=1, allow_nan=False)
+def _say(found: list[Audit], stations: tuple[Audit, ...], run: Path | None, as_json: bool) -> None:
+    plain = json.dumps([one.to_dict() for one in (*found, *stations)], indent=1, allow_nan=False)
     if run is not None:
         from privet.report import RunRecord, renew
 
@@ -130,7 +143,41 @@ def _say(found: list[Audit], run: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(plain)
     else:
+        if run is not None:
+            typer.echo(
+                f"Audited: what the ledger of {run} says was done (its noise, sampling rate and number of steps), by the code "
+                "that trains. The run's own records, model and clipping took no part."
+            )
         for one in found:
             typer.echo(str(one))
-    if any(one.refuted for one in found):
+        if stations:
+            typer.echo(_table(stations))
+    if any(one.refuted for one in (*found, *stations)):
         raise typer.Exit(1)
+
+
+def _table(stations: tuple[Audit, ...]) -> str:
+    """The laboratory as a table, a line for each station, and its result in a sentence."""
+    from privet.audit.laboratory import CONTRADICTION
+    from privet.audit.result import CRASHED, REFUSED, round_down
+
+    rows = [("station", "looks for", "claim", "bound", "ceiling", "verdict")]
+    for one in stations:
+        numbers = [f"{one.claimed_epsilon:.3g}", round_down(one.lower_bound), round_down(one.ceiling)]
+        if one.method in (REFUSED, CRASHED):
+            numbers[1:] = ["-", "-"]
+        rows.append((one.name, one.setting, *numbers, one.verdict))  # type: ignore[arg-type]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    aligned = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[5]]) for row in rows]
+    refuted = [one for one in stations if one.refuted]
+    total = (
+        f"{len(refuted)} of {len(stations)} stations refuted"
+        if refuted
+        else f"none of {len(stations)} stations refuted"
+    )
+    why = [f"{one.name}: {one.evidence}." for one in refuted if one.method == CONTRADICTION]
+    for method in (REFUSED, CRASHED):
+        if count := sum(one.method == method for one in stations):
+            total += f", {count} {method}"
+    result = f"Laboratory: {total}, at {100 * stations[0].confidence:g} % confidence for all stations together."
+    return "\n".join(["", "The laboratory: the real training path, where bugs live", *aligned, *why, result])

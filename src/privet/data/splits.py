@@ -1,20 +1,34 @@
-"""Dividing a split into parts at random, the same parts for the same seed.
+"""Dividing a split into parts by a keyed hash of each record, the same parts for the same seed.
 
 For tuning: hold out a part of the training records, never the test records. For attacks: quarters, two for the target
 model (in and out) and two for the shadow model.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from privet.data.dataset import Dataset, Split
 from privet.errors import InputError
 
+Keys = Sequence[str | int | bytes] | NDArray[np.generic] | Tensor
+"""The user of each record: all records of one user go to the same part."""
+
+_CHUNK = 4096
+"""Records whose bytes are copied at once: memory-mapped inputs are read in pieces."""
+
 
 def with_test_records(dataset: Dataset, source: str) -> Dataset:
-    """The data set with training and test records; where it has no test records a fifth is held out, always the same."""
+    """The data set with training and test records; where it has no test records about a fifth is held out.
+
+    Formal guarantees: as `divide`. The key is fixed, so a record is always held out or always trained on, whatever else is
+    in the file.
+    """
     if "train" not in dataset.splits:
         raise InputError(f"{source} has no part named train: it has {', '.join(dataset.splits)}.")
     if "test" in dataset.splits:
@@ -22,37 +36,83 @@ def with_test_records(dataset: Dataset, source: str) -> Dataset:
     return divide(dataset, "train", {"train": 0.8, "test": 0.2}, 0)
 
 
-def divide(dataset: Dataset, split: str, parts: Mapping[str, float], generator: torch.Generator | int) -> Dataset:
-    """The data set with ``split`` replaced by ``parts``: their names and fractions, which sum to 1.
-
-    ``generator`` is a generator, which is advanced, or a seed. Guaranteed: every record of ``split`` is in exactly one
-    part; the sizes depend on nothing but the fractions and the number of records; other splits stay as they are::
+def divide(
+    dataset: Dataset,
+    split: str,
+    parts: Mapping[str, float],
+    generator: torch.Generator | int,
+    *,
+    keys: Keys | None = None,
+) -> Dataset:
+    """The data set with ``split`` replaced by ``parts``: their names and fractions, which sum to 1::
 
         divide(mnist, "train", {"train": 0.9, "tune": 0.1}, generator=0)
         divide(mnist, "train", dict.fromkeys(["target_in", "target_out", "shadow_in", "shadow_out"], 0.25), 0)
+
+    Args:
+        dataset: the data set; splits other than ``split`` stay as they are.
+        split: the split to divide.
+        parts: the name of each part and the probability that a record goes there.
+        generator: a seed, or a generator, which is advanced; the key of the hash comes from it.
+        keys: one user key for each record, where the unit of privacy is a user; without it the unit is a record.
+
+    Formal guarantees: every record is in exactly one part, in its order in the file. The part is a keyed hash (BLAKE2b) of
+    the record's own bytes, inputs and label, or of its user key, and of nothing else. So neighboring files stay neighbors:
+    adding, removing or replacing a record (or all records of a user) moves no other record from one part to another. Two
+    consequences: the sizes are random (each record goes to a part with the part's fraction as its probability), and
+    identical records always land in the same part, so that copies of a training record are never held out.
     """
     whole = dataset[split]
     if any(not fraction > 0 for fraction in parts.values()) or not math.isclose(sum(parts.values()), 1, abs_tol=1e-9):
         raise InputError(f"The parts {dict(parts)} do not sum to 1: give fractions above 0 that do.")
     if taken := sorted((dataset.splits.keys() - {split}) & parts.keys()):
         raise InputError(f"{dataset.name} already has a split {taken[0]!r}: give the part another name.")
-    if isinstance(generator, int):
-        generator = torch.Generator().manual_seed(generator)
-    order = torch.randperm(len(whole), generator=generator)
-    ends = [round(len(whole) * math.fsum(list(parts.values())[: n + 1])) for n in range(len(parts))]
+    if keys is not None and len(keys) != len(whole):
+        raise InputError(f"{len(whole)} records and {len(keys)} user keys: give one key for each record.")
+    if isinstance(generator, torch.Generator):
+        generator = int(torch.randint(2**62, (), generator=generator))
+    places = _places(_contents(whole) if keys is None else _named(keys), generator)
+    ends = [math.fsum(list(parts.values())[: n + 1]) for n in range(len(parts) - 1)]
+    where = torch.from_numpy(np.searchsorted(np.array(ends), places, side="right"))
     made = {}
-    for name, start, end in zip(parts, [0, *ends], ends, strict=False):
-        if start == end:
+    for number, name in enumerate(parts):
+        chosen = (where == number).nonzero().flatten()
+        if not len(chosen):
             raise InputError(f"The part {name!r} of {len(whole)} records would be empty: give it a larger fraction.")
-        made[name] = whole.select(order[start:end])
+        made[name] = whole.select(chosen)
     return Dataset(dataset.name, dataset.classes, {**made, **{k: v for k, v in dataset.splits.items() if k != split}})
+
+
+def _places(contents: Iterator[bytes | memoryview], seed: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each content: 53 bits of a keyed hash."""
+    key = blake2b(f"privet splits {seed}".encode()).digest()
+    digests = b"".join(blake2b(content, digest_size=8, key=key).digest() for content in contents)
+    return (np.frombuffer(digests, "<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _contents(split: Split) -> Iterator[memoryview]:
+    """The bytes of each record: its inputs as stored, then its label."""
+    for start in range(0, len(split), _CHUNK):
+        inputs, labels = split.inputs[start : start + _CHUNK], split.labels[start : start + _CHUNK]
+        rows = [each.flatten(1).contiguous().view(torch.uint8) for each in (inputs, labels[:, None])]
+        joined = torch.cat(rows, dim=1)
+        content, width = memoryview(joined.numpy().tobytes()), joined.shape[1]
+        yield from (content[n * width : (n + 1) * width] for n in range(len(labels)))
+
+
+def _named(keys: Keys) -> Iterator[bytes]:
+    """The bytes of each user key."""
+    plain = keys.tolist() if isinstance(keys, Tensor | np.ndarray) else keys
+    return (key if isinstance(key, bytes) else str(key).encode() for key in plain)
 
 
 def set_aside(dataset: Dataset, count: int) -> Dataset:
     """The data set with ``count`` of its test records as a split ``public`` without labels (each is 0).
 
-    Guaranteed: always the same records, chosen by their number alone, so that the features of a data set and the data set
-    are divided alike; none of them stays in ``test``. Nothing changes for a count of 0.
+    Guaranteed: always the same records, chosen by their place alone, so that the features of a data set and the data set
+    are divided alike; none of them stays in ``test``. Nothing changes for a count of 0. A choice by place is enough here:
+    neither test records nor public ones are protected, and the training records are not touched. (`divide` hashes each
+    record's content instead, because the part that it makes for training is protected.)
     """
     if count == 0:
         return dataset

@@ -1,0 +1,240 @@
+"""The laboratory: the library's own training path, run on small data sets on which a class of bugs would show.
+
+A *station* runs the real path (`make_private` and its loop, teachers, a GAN, the split of a file) once, with or without one
+worst-case record, and returns everything that is released. The laboratory repeats it and bounds epsilon from below.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privet.audit.bounds import TwoSampleBound
+from privet.audit.claim import Claim, Claimed
+from privet.audit.result import CRASHED, REFUSED, Audit
+from privet.audit.threshold import audit_scores
+from privet.data import Progress
+from privet.errors import InputError, PrivetError
+from privet.privacy import Event
+
+RUNS = 800
+"""Runs with the record, and as many without: enough for 1.5 times the allowed sensitivity at 99 %, over all stations."""
+PROBES = 4
+"""Runs on each side with next to no noise: they show in which direction the record moves a release."""
+CONTRADICTION = "a contradiction"
+"""The method of a refutation that needs no statistics."""
+QUIET = 1e-6
+"""The noise multiplier of a probe."""
+_CHOSEN_ON = 0.25
+_FATE = "whether it raised"
+_FINITE = "numbers that are not finite"
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Everything that an attacker sees of one run.
+
+    Attributes:
+        tensors: the released tensors by name: parameters after each step, optimizer state, buffers.
+        numbers: other numbers that are released, or follow from what is.
+        event: what the run's ledger says was done; None where the run raised or has no ledger.
+        raised: the error that ended the run, or "".
+        refused: whether that error is the library's own refusal, and no crash.
+        faults: what cannot happen in a sound run, in words: one is enough to refute.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    event: Event | None = None
+    raised: str = ""
+    refused: bool = False
+    faults: tuple[str, ...] = ()
+
+    @classmethod
+    def of_error(cls, error: Exception) -> Seen:
+        """What is seen of a run that raised."""
+        sentence = str(error).split(". ")[0].strip()[:160]
+        return cls(raised=f"{type(error).__name__}: {sentence}", refused=isinstance(error, PrivetError))
+
+
+class Station(Protocol):
+    """One place where bugs live: a small setting in which they show."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def looks_for(self) -> str:
+        """The bugs that show here, in words."""
+        ...
+
+    @property
+    def effort(self) -> float:
+        """Its runs over those of the other stations: below 1 where a run is slow and a bug is loud."""
+        ...
+
+    def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
+        """Run the library once, with or without the record; `noise` replaces the noise multiplier, for probes."""
+        ...
+
+    def claimed(self) -> Claimed:
+        """What is claimed of a sound run, where no ledger says it."""
+        ...
+
+    def bound(self, confidence: float) -> TwoSampleBound:
+        """The bound that fits the claimed event; its delta is that of the audit."""
+        ...
+
+
+def laboratory(
+    stations: Sequence[Station] | None = None,
+    *,
+    runs: int = RUNS,
+    confidence: float = 0.99,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Audit, ...]:
+    """Audit the library's own training path at every station; one audit for each.
+
+    Of each station the record's direction is found by a few runs with next to no noise; a quarter of the runs choose the score (a
+    linear discriminant of everything that is released) and its threshold, and only the rest is counted. A contradiction that
+    needs no statistics (a record twice in a batch, a step that is not in the ledger, a ledger that depends on the records)
+    refutes at once.
+
+    Formal guarantees: if the library keeps its claims, at most ``1 - confidence`` of all laboratories refute anything: each of
+    k stations has an error probability of ``(1 - confidence) / k``. A laboratory that refutes nothing proves nothing; where the
+    ceiling of a station lies below its claim, its verdict says that it could not have refuted.
+
+    Args:
+        stations: where to look; without it, all of `privet.audit.stations.stations()`.
+        runs: with the record, and as many without it, at each station.
+        confidence: of the whole laboratory.
+        seed: of the laboratory; every run has a seed of its own.
+        progress: called with a description, the runs done and the runs in all.
+    """
+    if stations is None:
+        from privet.audit.stations import stations as all_stations
+
+        stations = all_stations()
+    if runs < 40:
+        raise InputError(f"A laboratory needs at least 40 runs on each side, and {runs} were asked for.")
+    if not stations:
+        raise InputError("A laboratory without stations sees nothing: give at least one.")
+    each = 1 - (1 - confidence) / len(stations)
+    found = []
+    with _one_thread():
+        for number, station in enumerate(stations):
+            if progress is not None:
+                progress(f"Laboratory: {station.name}", number, len(stations))
+            start = (seed * len(stations) + number) * 10_000_000
+            found.append(_audit(station, max(40, round(runs * station.effort)), start, each, confidence))
+    if progress is not None:
+        progress("Laboratory", len(stations), len(stations))
+    return tuple(found)
+
+
+def _audit(station: Station, runs: int, seed: int, each: float, whole: float) -> Audit:
+    """One station: `each` is the confidence of its bound, `whole` that of all stations together."""
+    bound = station.bound(each)
+    directions = _directions(station, seed)
+    sides: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    events, raised, faults = Counter[Event](), Counter[str](), Counter[str]()
+    refused = 0
+    for count in range(2 * runs):
+        present = count % 2 == 0
+        seen = station.run(present, seed + PROBES + count)
+        sides[0 if present else 1].append(_features(seen, directions))
+        raised[seen.raised] += 1
+        refused += seen.refused
+        faults.update(seen.faults)
+        if seen.event is not None:
+            events[seen.event] += 1
+        if faults:
+            break
+    if len(events) > 1:
+        faults["the ledger says different things of runs that differ in one record or in their noise"] += 1
+    # A claim by events holds at every delta, and of several the largest is taken: a refutation must hold for each.
+    delta = bound.delta
+    claim = max((Claim.of(event, delta) for event in events or [station.claimed()]), key=lambda one: one.epsilon)
+    none = Audit(station.name, claim, 0.0, 0.0, whole, "", "", station.looks_for)
+    if faults:
+        return replace(none, lower_bound=inf, ceiling=inf, method=CONTRADICTION, evidence="; ".join(faults))
+    said = next((words for words in raised if words), "")
+    if raised[""] == 0:
+        ended = REFUSED if refused == 2 * runs else CRASHED
+        evidence = f"{ended} in each of {2 * runs:,} runs, with the record and without it: {said}"
+        return replace(none, method=ended, evidence=evidence)
+    members, others = _scores(*sides)
+    audit = audit_scores(
+        members, others, claim=claim, bound=bound, name=station.name, setting=station.looks_for, chosen_on=_CHOSEN_ON
+    )
+    evidence = audit.evidence if not said else f"{audit.evidence}; {sum(raised.values()) - raised['']:,} raised: {said}"
+    return replace(audit, confidence=whole, evidence=evidence)
+
+
+def _directions(station: Station, seed: int) -> dict[str, Tensor]:
+    """How the record moves each released tensor, by runs with next to no noise; these are counted nowhere."""
+    totals: dict[str, Tensor] = {}
+    for count in range(PROBES):
+        pair = [station.run(present, seed + count, QUIET).tensors for present in (True, False)]
+        for name in pair[0].keys() & pair[1].keys():
+            change = (pair[0][name].double() - pair[1][name].double()).flatten()
+            totals[name] = totals[name] + change if name in totals else change
+    return {
+        name: total / length
+        for name, total in sorted(totals.items())
+        if np.isfinite(length := float(total.norm())) and length > 1e-3 * PROBES
+    }
+
+
+def _features(seen: Seen, directions: Mapping[str, Tensor]) -> dict[str, float]:
+    """A run as a few numbers: each tensor along the record's direction, the other numbers, and how it ended."""
+    found = dict.fromkeys(directions, 0.0)
+    wrong = 0
+    for name, tensor in seen.tensors.items():
+        wrong += int((~tensor.isfinite()).sum())
+        if name in directions and tensor.numel() == directions[name].numel():
+            found[name] = float(tensor.double().flatten().nan_to_num(0.0, 0.0, 0.0) @ directions[name])
+    return {**found, **seen.numbers, _FATE: float(bool(seen.raised)), _FINITE: float(wrong)}
+
+
+def _scores(members: Sequence[Mapping[str, float]], others: Sequence[Mapping[str, float]]) -> tuple[Array, Array]:
+    """One score for each run: the linear discriminant that a quarter of the runs chooses."""
+    names = sorted({name for each in (*members, *others) for name in each})
+    inside, outside = (
+        np.array([[each.get(name, 0.0) for name in names] for each in side]) for side in (members, others)
+    )
+    chosen = [side[: round(_CHOSEN_ON * len(side))] for side in (inside, outside)]
+    change = chosen[0].mean(0) - chosen[1].mean(0)
+    spread = np.sqrt((chosen[0].var(0) + chosen[1].var(0)) / 2)
+    # A number that never varies, and differs: it decides. One that neither varies nor differs says nothing.
+    scale = np.maximum(spread, 1e-3 * np.abs(change))
+    used = scale > 0
+    if not used.any():
+        return np.zeros(len(inside)), np.zeros(len(outside))
+    scaled = [(side[:, used] - side[:, used].mean(0)) / scale[used] for side in chosen]
+    joint = np.concatenate(scaled)
+    covariance = joint.T @ joint / len(joint) + 1e-4 * np.eye(int(used.sum()))
+    weights = np.linalg.solve(covariance, change[used] / scale[used]) / scale[used]
+    return inside[:, used] @ weights, outside[:, used] @ weights
+
+
+class _one_thread:  # noqa: N801 - a context manager
+    """Tiny tensors are faster in one thread."""
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._before)
