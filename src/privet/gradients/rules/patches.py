@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from privet.gradients.norms import squared_norms
+from privet.gradients.weighing import add_weighed
 
 _BUFFER_BYTES = 2**20
 """Patches are copied into a reused buffer of about this size. Of 256 KiB, 1 MiB and 4 MiB it was the fastest on the
@@ -89,13 +90,18 @@ class Instances:
         return ordered.squeeze(-1) if self.order[-1] == 0 else ordered
 
     @staticmethod
-    def weighted_sum(pieces: Sequence[tuple[slice, Instances]], weights: Tensor) -> Tensor:
-        """The sum over the records of pieces that were formed alike, added up before it is brought into order."""
-        one = pieces[0][1]
-        total = torch.zeros_like(one.blocks[:, :1])
+    def weighted_sum(pieces: Iterable[tuple[slice, Instances]], weights: Tensor) -> Tensor:
+        """The sum over the records of pieces that were formed alike, in float64, brought into order at the end."""
+        total = None
         for rows, piece in pieces:
-            for into, block in zip(total.flatten(1), piece.blocks.flatten(2), strict=True):
-                into.addmv_(block.mT, weights[rows].to(block.dtype))
+            if total is None:
+                one = piece
+                total = torch.zeros_like(
+                    piece.blocks[:, :1], dtype=torch.float64, memory_format=torch.contiguous_format
+                )
+            for into, block in zip(total, piece.blocks, strict=True):
+                add_weighed(into[0], block, weights[rows])
+        assert total is not None
         return one._as_weights(total)[0]
 
 
@@ -144,16 +150,6 @@ class Patches:
         others = [dim for dim in range(3, 4 + len(inner)) if dim != inputs]
         order = (1, 2, inputs, *others, 0) if self.joined else (1, 2, inputs, 0, *others)
         return Instances(formed.unflatten(3, shape), order)
-
-    def squared_norms(self) -> Tensor:
-        """The squared norms of the weight gradients, none of which is kept."""
-        found = []
-        for chunk, matrices in self.chunks(slice(0, self.x.shape[0])):
-            grad = self.grad[chunk]
-            formed = _workspace.take("gradients", (*grad.shape[:2], matrices[0].shape[2]), self.x)
-            norms = [squared_norms(torch.bmm(grad, matrix, out=formed)) for matrix in matrices]
-            found.append(torch.stack(norms).sum(0) if len(norms) > 1 else norms[0])
-        return torch.cat(found)
 
     # --- patches ----------------------------------------------------------------------------------------------------
 
