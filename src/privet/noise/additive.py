@@ -58,7 +58,7 @@ class AdditiveNoise(ABC):
         require_bounded(bounded)
         self._check(bounded.tensors)
         secure = isinstance(source, SecureSource)
-        kinds = {tensor.dtype for tensor in bounded.tensors.values()}
+        kinds = {bounded.drawn_in(name) for name in bounded.tensors}
         kind = torch.float64 if secure or torch.float64 in kinds else torch.float32
         noise, place, noisy = self.sample(source, kind).div_(self.alpha), 0, {}
         for name, tensor in bounded.tensors.items():
@@ -67,7 +67,7 @@ class AdditiveNoise(ABC):
             if secure:
                 noisy[name] = added_on_grid(tensor, scale, part, self.dimension)
             else:
-                noisy[name] = part.mul_(scale).add_(tensor).to(tensor.dtype)
+                noisy[name] = plus(tensor, part, scale)
             place += tensor.numel()
         return noisy
 
@@ -97,6 +97,13 @@ class AdditiveNoise(ABC):
 def require_bounded(bounded: BoundedSum) -> None:
     if not isinstance(bounded, BoundedSum):
         raise TypeError("Noise is added to a BoundedSum, which clipping makes; nothing else has a known sensitivity.")
+
+
+def plus(tensor: Tensor, noise: Tensor, scale: Tensor | float, multiplier: float = 1.0) -> Tensor:
+    """A sum and noise in units of its scale, in the dtype of the sum; plain floating-point numbers, for seeded runs."""
+    if isinstance(scale, Tensor):
+        return tensor + noise.to(tensor.dtype).mul_(scale * multiplier)
+    return torch.add(tensor, noise.to(tensor.dtype), alpha=scale * multiplier)
 
 
 def added_on_grid(tensor: Tensor, scale: Tensor | float, noise: Tensor, coordinates: int) -> Tensor:

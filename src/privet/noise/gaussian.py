@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privet.clipping import BoundedSum
 from privet.errors import InputError
-from privet.noise.additive import added_on_grid, require_bounded
+from privet.noise.additive import added_on_grid, plus, require_bounded
 from privet.privacy import Event, Gaussian
 from privet.randomness import SecureSource, Source
 
@@ -38,8 +38,8 @@ class GaussianNoise:
             return self._add_on_grid(bounded, source)
         noisy = {}
         for name, tensor in bounded.tensors.items():
-            noise = torch.empty_like(tensor).normal_(generator=source)
-            noisy[name] = noise.mul_(self.multiplier * bounded.scales[name]).add_(tensor)
+            noise = torch.empty(tensor.shape, dtype=bounded.drawn_in(name), device=tensor.device)
+            noisy[name] = plus(tensor, noise.normal_(generator=source), bounded.scales[name], self.multiplier)
         return noisy
 
     def _add_on_grid(self, bounded: BoundedSum, source: SecureSource) -> dict[str, Tensor]:

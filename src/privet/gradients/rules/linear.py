@@ -214,12 +214,12 @@ class Linear(Use):
             summed["bias"] = weigh(self.summed_grad(), weights["bias"])
         if "weight" in self.slots:
             scale = weights["weight"].repeat_interleave(self.x.shape[1]).unsqueeze(1)
-            x, grad = self.x.flatten(0, 1).double(), self.grad.flatten(0, 1).double()
+            x, grad = self.x.flatten(0, 1), self.grad.flatten(0, 1)
             if x.shape[1] < grad.shape[1]:
-                x *= scale
+                x = x * scale
             else:
-                grad *= scale
-            summed["weight"] = _product(grad, x)
+                grad = grad * scale
+            summed["weight"] = _product(grad.double(), x.double())
         return summed
 
 
