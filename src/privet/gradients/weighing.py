@@ -11,9 +11,9 @@ from torch import Tensor
 
 from privet.gradients.norms import CONVERTED, flat_rows
 
-_COLUMNS = 2**14
-"""Long rows are converted in parts of so many numbers, 16 rows at a time: of 4 to 32 rows in parts of 4,096 to all
-numbers it was the fastest for 32 to 256 rows of 1,024 to 590,000 numbers (AMD EPYC with AVX2, one thread)."""
+_COLUMNS = 2**16
+"""Long rows are converted in parts of so many numbers, four rows at a time: of 2^14 to 2^18 it was the fastest for 32 to
+256 rows of 1,024 to 590,000 numbers (AMD EPYC with AVX2, one thread)."""
 
 
 def weigh(rows: Tensor, weights: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class AdditiveNoise(ABC):
             if secure:
                 noisy[name] = added_on_grid(tensor, scale, part, self.dimension)
             else:
-                noisy[name] = plus(tensor, part, scale)
+                noisy[name] = part.to(tensor.dtype).mul_(scale).add_(tensor)
             place += tensor.numel()
         return noisy
 
@@ -97,13 +97,6 @@ class AdditiveNoise(ABC):
 def require_bounded(bounded: BoundedSum) -> None:
     if not isinstance(bounded, BoundedSum):
         raise TypeError("Noise is added to a BoundedSum, which clipping makes; nothing else has a known sensitivity.")
-
-
-def plus(tensor: Tensor, noise: Tensor, scale: Tensor | float, multiplier: float = 1.0) -> Tensor:
-    """A sum and noise in units of its scale, in the dtype of the sum; plain floating-point numbers, for seeded runs."""
-    if isinstance(scale, Tensor):
-        return tensor + noise.to(tensor.dtype).mul_(scale * multiplier)
-    return torch.add(tensor, noise.to(tensor.dtype), alpha=scale * multiplier)
 
 
 def added_on_grid(tensor: Tensor, scale: Tensor | float, noise: Tensor, coordinates: int) -> Tensor:

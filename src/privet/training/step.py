@@ -82,7 +82,7 @@ class Step:
             planned = planned.after(noisy, expected)
         return Released(
             gradients={
-                name: tensor.div_(expected).mul_(metric.get(name, 1.0)).to(bounded.dtype_of(name))
+                name: _times(tensor.div_(expected), metric.get(name)).to(bounded.dtype_of(name))
                 for name, tensor in noisy.items()
             },
             clipping=clipping,
@@ -91,3 +91,7 @@ class Step:
                 name: each / expected * metric.get(name, 1.0) for name, each in noise.deviations(bounded).items()
             },
         )
+
+
+def _times(tensor: Tensor, factor: Tensor | None) -> Tensor:
+    return tensor if factor is None else tensor.mul_(factor)

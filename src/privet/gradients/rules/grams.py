@@ -19,7 +19,7 @@ _DEPTH = 64
 """Dot products are taken of so many numbers at a time and then added up, so that each result has passed fewer roundings;
 that costs nothing in time."""
 
-_TOLERATED, _NEGLIGIBLE = 1e-3, 1e-24
+_TOLERATED, _NEGLIGIBLE = 2e-3, 1e-24
 """Where rounding is more than this part of the squared norm, and more than the second number in all, the record is
 measured again in float64."""
 
@@ -97,7 +97,7 @@ def _passed(width: int) -> int:
 def bounded_squared_norms(
     x: Tensor, grad: Tensor, rounding: Rounding, sums: Callable[[Tensor, Tensor], GramSums]
 ) -> Tensor:
-    """Squared norms, never too small; those that rounding would enlarge by more than 1e-3 are taken in float64."""
+    """Squared norms, never too small; those that rounding would enlarge by more than 0.002 are taken in float64."""
     squared, doubtful = rounding.squared_norms(sums(x, grad), x.dtype)
     if x.dtype == torch.float32 and bool(doubtful.any()):
         chosen = doubtful.nonzero().squeeze(1)

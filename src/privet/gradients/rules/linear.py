@@ -15,14 +15,23 @@ from privet.gradients.norms import scaled_squared_norms, squared_norms
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import GramSums, Rounding, bounded_squared_norms, product_of
 from privet.gradients.use import Budget, Use
-from privet.gradients.weighing import weigh
+from privet.gradients.weighing import add_weighed, weigh
 
-_CACHE_BYTES = 2**20
+_PIECE_BYTES = 2**22
+"""Of 1 to 8 MiB the fastest to form, measure and weigh, at sequences of a transformer and an LSTM (AMD EPYC, one thread)."""
 
 _SHORT = 16
 """Up to this length of a sequence the weighted sum is one product of matrices in float64. In longer ones it takes more
 time than forming each record's gradient in float32 and adding these up in float64: 0.06 ns for each multiplication
 against 0.03 and 0.5 for each number of the gradient (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
+
+_PRODUCT = 2**17
+"""How many numbers of a matrix are converted to float64 at a time; of 2^15 to 2^20 it was the fastest (same machine)."""
+
+_LARGER, _SLOWER = 1.7, 64
+"""Gradients are kept where that takes less memory than the inputs and output gradients that are kept otherwise. They are
+also kept where it takes up to 1.7 times as much, if the Gram matrices need more than 64 multiplications for each of
+their numbers: keeping a number takes about 1 ns, and a multiplication of half a matrix 0.015 (same machine)."""
 
 _STEP, _ROUND = 32, 16
 """A Gram matrix is formed in four steps, of at least so many rows and a multiple of so many: of two to eight steps it was
@@ -58,12 +67,15 @@ def matmul(op: Operation) -> Any:
 
 class Linear(Use):
     per_record = ("x", "grad", "sums")
-    chunk_bytes = _CACHE_BYTES
+    chunk_bytes = _PIECE_BYTES
     input_stride: int
     output_stride: int
     x: Tensor | None = None
     grad: Tensor | None = None
     sums: Tensor | None = None
+    pieces: list[tuple[slice, Tensor]] | None = None
+    """The gradients of the weight for slices of the records, where they are kept: small pieces fit where activations were
+    freed, and fresh memory costs a page fault for every 4 KiB."""
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
         dtype = at_least_single(next(iter(self.slots.values())).dtype)
@@ -95,29 +107,49 @@ class Linear(Use):
         if "weight" not in self.slots:
             self.hold(self.form(slice(0, self.records)))
             self.x = self.grad = None
-        elif gram >= width * height and budget.take(self.instance_bytes()):
+        elif self._is_better_kept() and budget.take(self.instance_bytes()):
             self._hold_instances()
         else:
             self.method = "gram" if gram < 2 * width * height else "chunks"
 
+    def _is_better_kept(self) -> bool:
+        assert self.x is not None and self.grad is not None
+        length, width, height = self.x.shape[1], self.x.shape[2], self.grad.shape[2]
+        others, numbers = length * (width + height), width * height
+        return others >= numbers or (_LARGER * others >= numbers and length * others >= _SLOWER * numbers)
+
     def _hold_instances(self) -> None:
         """Form and measure a few records at a time, so that their norms are taken in the cache."""
-        assert self.x is not None and self.grad is not None
-        weight = self.x.new_empty(self.records, self.grad.shape[2], self.x.shape[2])
-        norms = torch.empty(self.records, dtype=torch.float64)
+        self.pieces, norms = [], []
         for rows in self.chunks():
-            torch.bmm(self.grad[rows].mT, self.x[rows], out=weight[rows])
-            norms[rows] = squared_norms(weight[rows])
-        formed = {"weight": weight, "bias": self.grad.sum(1)} if "bias" in self.slots else {"weight": weight}
-        self.hold(formed)
-        self.norms = {"weight": norms}
+            weight = self._weights(rows)
+            self.pieces.append((rows, weight))
+            norms.append(squared_norms(weight))
+        self.norms = {"weight": torch.cat(norms)}
+        if "bias" in self.slots:
+            self.summed_grad()
+        self.method = "instances"
         self.x = self.grad = None
 
-    def form(self, rows: slice) -> dict[str, Tensor]:
+    def _weights(self, rows: slice) -> Tensor:
         assert self.x is not None and self.grad is not None
+        return torch.bmm(self.grad[rows].mT, self.x[rows])
+
+    def instantiate(self, rows: slice) -> dict[str, Tensor]:
+        if self.pieces is None:
+            return super().instantiate(rows)
+        parts = [
+            weight[max(rows.start - kept.start, 0) : rows.stop - kept.start]
+            for kept, weight in self.pieces
+            if kept.start < rows.stop and rows.start < kept.stop
+        ]
+        found = {"weight": torch.cat(parts) if len(parts) > 1 else parts[0]}
+        return {**found, "bias": self.summed_grad()[rows]} if "bias" in self.slots else found
+
+    def form(self, rows: slice) -> dict[str, Tensor]:
         formed = {}
         if "weight" in self.slots:
-            formed["weight"] = torch.bmm(self.grad[rows].mT, self.x[rows])
+            formed["weight"] = self._weights(rows)
         if "bias" in self.slots:
             formed["bias"] = self.summed_grad()[rows]
         return formed
@@ -125,6 +157,9 @@ class Linear(Use):
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def form_squared_norms(self) -> dict[str, Tensor]:
+        if self.pieces is not None:
+            biases = {"bias": squared_norms(self.summed_grad())} if "bias" in self.slots else {}
+            return self.norms | biases
         assert self.x is not None and self.grad is not None
         if self.method == "chunks":
             return super().form_squared_norms()
@@ -153,10 +188,7 @@ class Linear(Use):
         return Rounding(self.x.shape[1], self.x.shape[2], self.grad.shape[2], 0, formed)
 
     def rounding(self, slot: str) -> Tensor | None:
-        exact = super().rounding(slot)
-        if exact is not None or self.x is None or self.grad is None:
-            return exact
-        if slot == "bias":
+        if slot == "bias" or self.x is None or self.grad is None:
             return torch.zeros(self.records, dtype=torch.float64)
         lengths = (squared_norms(t.flatten(0, 1)).view(t.shape[:2]) for t in (self.x, self.grad))
         single = replace(self._rounding(), formed=self.x.dtype)
@@ -206,21 +238,30 @@ class Linear(Use):
         return self.method == "product" or (self.method == "gram" and self.x is not None and self.x.shape[1] <= _SHORT)
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not self._sums_at_once():
-            return super().form_weighted_sum(weights)
-        assert self.x is not None and self.grad is not None
         summed = {}
         if "bias" in self.slots:
             summed["bias"] = weigh(self.summed_grad(), weights["bias"])
         if "weight" in self.slots:
-            scale = weights["weight"].repeat_interleave(self.x.shape[1]).unsqueeze(1)
-            x, grad = self.x.flatten(0, 1), self.grad.flatten(0, 1)
-            if x.shape[1] < grad.shape[1]:
-                x = x * scale
-            else:
-                grad = grad * scale
-            summed["weight"] = _product(grad.double(), x.double())
+            summed["weight"] = self._weight_sum(weights["weight"])
         return summed
+
+    def _weight_sum(self, weights: Tensor) -> Tensor:
+        if self._sums_at_once():
+            assert self.x is not None and self.grad is not None
+            return _weighted_product(self.x.flatten(0, 1), self.grad.flatten(0, 1), weights)
+        slot = self.slots["weight"]
+        total = torch.zeros(slot.shape, dtype=torch.float64, device=slot.device)
+        for rows, weight in self.pieces or ((rows, self._weights(rows)) for rows in self.chunks()):
+            add_weighed(total, weight, weights[rows])
+        return total
+
+    def drop(self, bad: Tensor) -> None:
+        super().drop(bad)
+        for rows, weight in self.pieces or ():
+            weight[bad[rows]] = 0
+
+    def kept_bytes(self) -> int:
+        return super().kept_bytes() + sum(weight.numel() * weight.element_size() for _, weight in self.pieces or ())
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
@@ -235,9 +276,20 @@ def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
     return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
 
 
-def _product(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``: the narrower matrix goes first, which is up to six times as fast."""
-    return grad.mT @ x if grad.shape[1] <= x.shape[1] else (x.mT @ grad).mT.contiguous()
+def _weighted_product(x: Tensor, grad: Tensor, weights: Tensor) -> Tensor:
+    """``grad.T @ (weights * x)`` in float64, a few rows at a time, so that their copies stay in the cache."""
+    factors = weights.repeat_interleave(len(x) // max(len(weights), 1)).unsqueeze(1)
+    # The narrower matrix goes first, which is up to six times as fast.
+    swapped = grad.shape[1] > x.shape[1]
+    narrow, wide = (x, grad) if swapped else (grad, x)
+    total = torch.zeros(narrow.shape[1], wide.shape[1], dtype=torch.float64, device=x.device)
+    step = max(_PRODUCT // max(wide.shape[1], 1), _ROUND)
+    copied = torch.empty(min(step, len(x)), wide.shape[1], dtype=torch.float64, device=x.device)
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step)
+        scaled = narrow[rows] * factors[rows]
+        total.addmm_(scaled.mT, copied[: len(scaled)].copy_(wide[rows]))
+    return total.mT.contiguous() if swapped else total
 
 
 def gram_blocks(rows: Tensor) -> list[Tensor]:
