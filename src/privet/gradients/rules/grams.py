@@ -23,11 +23,13 @@ _TOLERATED, _NEGLIGIBLE = 2e-3, 1e-24
 """Where rounding is more than this part of the squared norm, and more than the second number in all, the record is
 measured again in float64."""
 
-_TINY = 1.2e-38
-"""The smallest normal float32: where numbers underflow, a product is off by less than this."""
-
 _LARGEST = 3e38
+_LEAST = 2.0**-28
+"""At least this part of the sum of |x_t| |g_t| is added to a norm. Where they cancel, what a record adds to a sum in float64
+is on its way far larger than what is left, and rounds all that is in the sum."""
 _UNITS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+_TINY = {torch.float32: 1.2e-38, torch.float64: 2.3e-308}
+"""The smallest normal numbers: where numbers underflow, a product is off by less than this."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Rounding:
     def squared_norms(self, sums: GramSums, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Upper bounds of the squared norms from sums in this dtype, and which are too far above what was found."""
         lost = sums.of_grad.mul(self._columns).add_(sums.of_x, alpha=self.height).add_(self.positions)
-        lost.mul_(_TINY * self.positions)
+        lost.mul_(_TINY[dtype] * self.positions)
         lengths = sums.lengths * (1 + 1e-3) + lost.sqrt()
         slack = lengths.square().mul_(self._roundings(dtype) * _UNITS[dtype]).add_(lost)
         squared = sums.products.clamp(min=0).add_(slack)
@@ -76,8 +78,8 @@ class Rounding:
 
     def of_forming(self, lengths: Tensor) -> Tensor:
         """How far a gradient can be from the exact one when it is formed; `lengths` are sums of |x_t| |g_t|."""
-        lost = _TINY * self.positions * math.sqrt(self._columns * self.height)
-        return lengths * ((self.positions + 1) * _UNITS[self.formed]) + (lost if self.formed == torch.float32 else 0.0)
+        lost = _TINY[self.formed] * self.positions * math.sqrt(self._columns * self.height)
+        return lengths * max((self.positions + 1) * _UNITS[self.formed], _LEAST) + lost
 
     @property
     def _columns(self) -> int:
