@@ -2,7 +2,7 @@
 
 What is checked is not a norm but what is released from: the sum of a batch less the sum of the batch without a record, as
 float64. Records are built so that float32 fails: inputs that are nearly constant with output gradients that cancel,
-numbers from 1e-30 to 1e30 and denormal ones, and many records that point the same way. Most of these tests fail on
+numbers from 1e-30 to 1e30 and denormal ones, and many records that point the same way. Of these 237 tests, 65 fail on
 version 0.1.0.
 """
 
@@ -169,14 +169,14 @@ def clipping_of(kind: str, model: nn.Module) -> Clipping:
 
 
 def near_constant(shape: tuple[int, ...], size: float, generator: torch.Generator) -> Tensor:
-    """Numbers of about one size that differ in their last bits: sums of them that should cancel leave rounding."""
-    return (1 + 1e-7 * torch.randn(shape, generator=generator)) * size
+    """Numbers of about one size that differ little: sums of them that should cancel leave rounding."""
+    return (1 + 1e-5 * torch.randn(shape, generator=generator)) * size
 
 
 def cancelling(shape: tuple[int, ...], size: float, generator: torch.Generator) -> Tensor:
     """Numbers whose sums over a few neighbours are nearly zero."""
     signs = 1.0 - 2.0 * (torch.arange(math.prod(shape[1:])) % 2).view(shape[1:])
-    return (1 + 1e-7 * torch.randn(shape, generator=generator)) * signs * size
+    return (1 + 1e-5 * torch.randn(shape, generator=generator)) * signs * size
 
 
 def ordinary(shape: tuple[int, ...], size: float, generator: torch.Generator) -> Tensor:
@@ -238,7 +238,9 @@ def test_a_record_of_any_size_is_clipped(name: str, kind: str) -> None:
     torch.manual_seed(0)
     model = layer.make()
     clipping = clipping_of(kind, model)
-    out_shape = tuple(model(torch.zeros(1, *layer.shape, dtype=torch.long if layer.tokens else torch.float32)).shape[1:])
+    out_shape = tuple(
+        model(torch.zeros(1, *layer.shape, dtype=torch.long if layer.tokens else torch.float32)).shape[1:]
+    )
     for attack in ATTACKS:
         x, grad = batch_of(layer, attack, out_shape)
         whole = clipped(model, clipping, x, grad, layer.budget)
@@ -286,29 +288,30 @@ def test_random_sizes(seed: int) -> None:
 # --- the traps by name -----------------------------------------------------------------------------------------------
 
 
+def most_moved(model: nn.Module, shape: tuple[int, ...], size: float, budget: int | None) -> float:
+    """The largest change by one of two records with near-constant inputs and output gradients that sum to about zero."""
+    most = 0.0
+    for seed, spread in ((0, 1e-7), (1, 1e-7), (2, 1e-6), (0, 1e-4), (1, 1e-4), (2, 1e-4)):
+        generator = torch.Generator().manual_seed(seed)
+        x = size * (1 + spread * torch.randn(2, *shape, generator=generator))
+        grad = torch.randn(model(x).shape, generator=generator)
+        grad -= grad.mean(1 if grad.ndim == 3 else (2, 3), keepdim=True)
+        whole = clipped(model, FlatClipping(1.0), x, grad, budget)
+        most = max(most, moved(whole, clipped(model, FlatClipping(1.0), x[1:], grad[1:], budget)))
+    return most
+
+
 @pytest.mark.parametrize("size", [1e2, 1e3, 1e4, 1e5, 1e6, 1e7])
 @pytest.mark.parametrize(("width", "length", "budget"), [(512, 16, None), (256, 24, 0)])
 def test_gram_norms_of_linear_maps_do_not_cancel(width: int, length: int, budget: int | None, size: float) -> None:
-    """Near-constant inputs, output gradients that sum to about zero: 2 to 40,104 C in 0.1.0."""
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Linear(width, width)
-    x = near_constant((2, length, width), size, generator)
-    grad = torch.randn(2, length, width, generator=generator)
-    grad -= grad.mean(1, keepdim=True)
-    whole = clipped(model, FlatClipping(1.0), x, grad, budget)
-    assert moved(whole, clipped(model, FlatClipping(1.0), x[1:], grad[1:], budget)) <= ALLOWED
+    """20 C at 100 to 2,000,000 C at 1e7 in 0.1.0."""
+    assert most_moved(nn.Linear(width, width), (length, width), size, budget) <= ALLOWED
 
 
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
 def test_gram_norms_of_convolutions_do_not_cancel(size: float) -> None:
-    """``Conv2d(512, 512, 1)`` on 7 x 7: 3.6, 357 and 589 C in 0.1.0."""
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Conv2d(512, 512, 1)
-    x = near_constant((2, 512, 7, 7), size, generator)
-    grad = torch.randn(2, 512, 7, 7, generator=generator)
-    grad -= grad.mean((2, 3), keepdim=True)
-    whole = clipped(model, FlatClipping(1.0), x, grad)
-    assert moved(whole, clipped(model, FlatClipping(1.0), x[1:], grad[1:])) <= ALLOWED
+    """36 C at 100 to 3,500 C at 1e4 in 0.1.0."""
+    assert most_moved(nn.Conv2d(512, 512, 1), (512, 7, 7), size, None) <= ALLOWED
 
 
 @pytest.mark.parametrize(("records", "width"), [(16_384, 8), (250_000, 4), (1_000_000, 2)])

@@ -42,9 +42,7 @@ class GaussianNoise:
             noisy[name] = self._plus(tensor, bounded.scales[name], bounded.drawn_in(name), source)
         return noisy
 
-    def _plus(
-        self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, source: torch.Generator
-    ) -> Tensor:
+    def _plus(self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, source: torch.Generator) -> Tensor:
         """The sum with seeded noise, made chunk by chunk in the cache; the numbers are those of one long draw."""
         factor = scale * self.multiplier
         scales = factor.expand_as(tensor).reshape(-1) if isinstance(factor, Tensor) else None

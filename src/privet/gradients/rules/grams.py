@@ -48,7 +48,9 @@ class GramSums:
     def of(cls, blocks: list[Tensor], grad_blocks: list[Tensor]) -> GramSums:
         """From Gram matrices by blocks, of which each meets only itself and what comes after. Overwrites `blocks`."""
         parts = [_block_sums(block, of_grad) for block, of_grad in zip(blocks, grad_blocks, strict=True)]
-        return cls(*(torch.stack(values).sum(0) if len(values) > 1 else values[0] for values in zip(*parts, strict=True)))
+        return cls(
+            *(torch.stack(values).sum(0) if len(values) > 1 else values[0] for values in zip(*parts, strict=True))
+        )
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,12 @@ def by_pixels(x: Tensor, grad: Tensor, geometry: Geometry) -> GramSums:
 
 
 def _joined(found: list[GramSums]) -> GramSums:
-    return GramSums(*(torch.cat(parts) for parts in zip(*((one.products, one.lengths, one.of_x, one.of_grad) for one in found), strict=True)))
+    return GramSums(
+        *(
+            torch.cat(parts)
+            for parts in zip(*((one.products, one.lengths, one.of_x, one.of_grad) for one in found), strict=True)
+        )
+    )
 
 
 def _pixels(images: Tensor) -> Tensor:
