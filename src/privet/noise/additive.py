@@ -105,5 +105,5 @@ def added_on_grid(tensor: Tensor, scale: Tensor | float, noise: Tensor, coordina
     Rounding d coordinates moves two neighbouring sums apart by at most ``GRID * sqrt(d)``, for which the noise is enlarged.
     """
     enlarged = noise.mul((1 + GRID * math.sqrt(coordinates)) / GRID).round_()
-    on_grid = tensor.double().div_(scale * GRID).round_().add_(enlarged)
+    on_grid = tensor.double().div(scale * GRID).round_().add_(enlarged)
     return on_grid.mul_(scale * GRID).to(tensor.dtype)

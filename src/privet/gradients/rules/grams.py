@@ -130,7 +130,7 @@ def _block_sums(block: Tensor, of_grad: Tensor) -> tuple[Tensor, Tensor, Tensor,
     # All but the square in front stand for their mirror images, too.
     square = products[:, :, :rows]
     total = products.sum((1, 2), dtype=torch.float64).mul_(2) - square.sum((1, 2), dtype=torch.float64)
-    return total, _diagonal(square).double().clamp_(min=0).sqrt_().sum(1), traces[0], traces[1]
+    return total, _diagonal(square).double().clamp(min=0).sqrt_().sum(1), traces[0], traces[1]
 
 
 def _diagonal(square: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from privet.gradients.layout import canonical
 from privet.gradients.norms import scaled_squared_norms, squared_norms
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import GramSums, Rounding, bounded_squared_norms, product_of
+from privet.gradients.rules.workspace import workspace
 from privet.gradients.use import Budget, Use
 from privet.gradients.weighing import add_weighed, weigh
 
@@ -26,7 +27,7 @@ time than forming each record's gradient in float32 and adding these up in float
 against 0.03 and 0.5 for each number of the gradient (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
 
 _PRODUCT = 2**17
-"""How many numbers of a matrix are converted to float64 at a time; of 2^15 to 2^20 it was the fastest (same machine)."""
+"""How many numbers of a matrix are converted to float64 at a time; of 2^15 to 2^18 it was the fastest (same machine)."""
 
 _LARGER, _SLOWER = 1.7, 64
 """Gradients are kept where that takes less memory than the inputs and output gradients that are kept otherwise. They are
@@ -210,7 +211,7 @@ class Linear(Use):
     def _scaled_products(self, scale: Tensor) -> Tensor:
         """The square of an outer product is the outer product of the squares."""
         assert self.x is not None and self.grad is not None
-        x, grad = (t[:, 0].double().square_() for t in (self.x, self.grad))
+        x, grad = (t[:, 0].double().square() for t in (self.x, self.grad))
         return (grad @ scale.square()).mul_(x).sum(1)
 
     def _scaled_matrices(self, scale: Tensor) -> Tensor:
@@ -238,6 +239,10 @@ class Linear(Use):
         return self.method == "product" or (self.method == "gram" and self.x is not None and self.x.shape[1] <= _SHORT)
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.method == "product" and len(self.slots) == 2 and weights["weight"] is weights["bias"]:
+            assert self.x is not None and self.grad is not None
+            weight, bias = _weighted_products(self.x.squeeze(1), self.grad.squeeze(1), weights["weight"])
+            return {"weight": weight, "bias": bias}
         summed = {}
         if "bias" in self.slots:
             summed["bias"] = weigh(self.summed_grad(), weights["bias"])
@@ -248,7 +253,8 @@ class Linear(Use):
     def _weight_sum(self, weights: Tensor) -> Tensor:
         if self._sums_at_once():
             assert self.x is not None and self.grad is not None
-            return _weighted_product(self.x.flatten(0, 1), self.grad.flatten(0, 1), weights)
+            each = weights.repeat_interleave(self.x.shape[1])
+            return _weighted_products(self.x.flatten(0, 1), self.grad.flatten(0, 1), each)[0]
         slot = self.slots["weight"]
         total = torch.zeros(slot.shape, dtype=torch.float64, device=slot.device)
         for rows, weight in self.pieces or ((rows, self._weights(rows)) for rows in self.chunks()):
@@ -276,20 +282,27 @@ def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
     return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
 
 
-def _weighted_product(x: Tensor, grad: Tensor, weights: Tensor) -> Tensor:
-    """``grad.T @ (weights * x)`` in float64, a few rows at a time, so that their copies stay in the cache."""
-    factors = weights.repeat_interleave(len(x) // max(len(weights), 1)).unsqueeze(1)
-    # The narrower matrix goes first, which is up to six times as fast.
+def _weighted_products(x: Tensor, grad: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """``grad.T @ (weights * x)`` and ``grad.T @ weights`` in float64, a few rows at a time, whose copies stay in the cache."""
+    # The narrower matrix goes first, which is up to six times as fast; it is the one that is multiplied by the weights. A
+    # further column for the weights themselves gives the second result.
     swapped = grad.shape[1] > x.shape[1]
     narrow, wide = (x, grad) if swapped else (grad, x)
-    total = torch.zeros(narrow.shape[1], wide.shape[1], dtype=torch.float64, device=x.device)
-    step = max(_PRODUCT // max(wide.shape[1], 1), _ROUND)
-    copied = torch.empty(min(step, len(x)), wide.shape[1], dtype=torch.float64, device=x.device)
+    width, columns = narrow.shape[1], wide.shape[1]
+    step = min(max(_PRODUCT // max(columns, 1), _ROUND), max(len(x), 1))
+    scaled, copied = (
+        workspace.take(name, (step, n), weights) for name, n in (("scaled", width + 1), ("copied", columns))
+    )
+    total, beside = weights.new_zeros(width + swapped, columns), weights.new_zeros(width)
     for start in range(0, len(x), step):
-        rows = slice(start, start + step)
-        scaled = narrow[rows] * factors[rows]
-        total.addmm_(scaled.mT, copied[: len(scaled)].copy_(wide[rows]))
-    return total.mT.contiguous() if swapped else total
+        rows = slice(start, min(start + step, len(x)))
+        first, second, factors = scaled[: rows.stop - start], copied[: rows.stop - start], weights[rows].unsqueeze(1)
+        torch.mul(narrow[rows], factors, out=first[:, :width])
+        first[:, width:] = factors
+        total.addmm_(first[:, : width + swapped].mT, second.copy_(wide[rows]))
+        if not swapped:
+            beside += first[:, :width].sum(0)
+    return (total[:width].mT.contiguous(), total[width]) if swapped else (total, beside)
 
 
 def gram_blocks(rows: Tensor) -> list[Tensor]:

@@ -7,8 +7,7 @@ Everywhere `x` is what the kernel moves over and `grad` what it meets there, bot
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from privet.gradients.norms import squared_norms
+from privet.gradients.rules.workspace import workspace
 from privet.gradients.weighing import add_weighed
 
 _BUFFER_BYTES = 2**20
@@ -42,25 +42,6 @@ class Geometry:
     groups: int = 1
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
-
-
-class _Workspace(threading.local):
-    """Memory that is used again and again: fresh memory costs a page fault for every 4 KiB."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        size = math.prod(shape)
-        kept = self.kept.get(name)
-        if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
-            kept = like.new_empty(size)
-            if size * like.element_size() <= 2 * _BUFFER_BYTES:
-                self.kept[name] = kept
-        return kept[:size].view(shape)
-
-
-_workspace = _Workspace()
 
 
 def has_channels_last(images: Tensor) -> bool:
@@ -170,11 +151,11 @@ class Patches:
         if bare:
             inside, windows = None, self._windows(x, moves)
         else:
-            frame = _workspace.take("frame", self._ordered((count, self.images), self.inputs, tuple(padded)), x).zero_()
+            frame = workspace.take("frame", self._ordered((count, self.images), self.inputs, tuple(padded)), x).zero_()
             within = tuple(slice(p, p + s) for p, s in zip(g.padding, self.size, strict=True))
             inside = frame[self._ordered((slice(None), slice(None)), slice(None), within)]
             windows = self._windows(frame, moves)
-        copied = _workspace.take("patches", (count, *windows.shape[1:]), x)
+        copied = workspace.take("patches", (count, *windows.shape[1:]), x)
         if self.joined:
             matrices, joins = self._joined(copied)
         else:
@@ -231,10 +212,10 @@ class Patches:
         count, images, rest = rows.shape[0], self.images, rows.shape[4]
         shape = (count, images, height, rest, g.kernel[0], self.columns)
         if self.channels_last:
-            matrix = _workspace.take("joined", shape, copied)
+            matrix = workspace.take("joined", shape, copied)
             merged = matrix.flatten(4).flatten(1, 3)
         else:
-            positions_last = _workspace.take("joined", (count, *shape[4:], *shape[1:4]), copied)
+            positions_last = workspace.take("joined", (count, *shape[4:], *shape[1:4]), copied)
             matrix = positions_last.movedim((1, 2), (4, 5))
             merged = positions_last.flatten(3).flatten(1, 2).mT
         joins = []
