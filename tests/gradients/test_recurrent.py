@@ -330,4 +330,4 @@ def test_a_record_that_is_not_finite_contributes_nothing(kind: str) -> None:
             projected(model(rows)).sum().backward()
             sums.append(engine.gradients().weighted_sum(torch.ones(len(rows))))
     for name in sums[0]:
-        torch.testing.assert_close(sums[0][name], sums[1][name])
+        torch.testing.assert_close(sums[0][name], sums[1][name], rtol=1e-5, atol=1e-6)

@@ -21,7 +21,7 @@ def test_rows_in_their_places_are_the_loop_over_records():
     rows, places = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 3, torch.tensor([4, 0, 2])
     rows[2] = float("nan")
     found = clipped_rows(rows, places, 5, 1.5)
-    expected = torch.zeros(5, 4)
+    expected = torch.zeros(5, 4, dtype=torch.float64)
     for row, place in zip(rows[:2], places[:2], strict=True):
         expected[place] = row * min(1.0, 1.5 / (float(row.norm()) * (1 + 1e-5)))
     assert torch.allclose(found.tensors["rows"], expected, atol=1e-6)

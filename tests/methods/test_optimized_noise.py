@@ -291,8 +291,11 @@ def test_the_step_is_the_steepest_in_the_norm_that_clips() -> None:
         release = step.release(lambda _, noisy, told=told: told.update({n: t.clone() for n, t in noisy.items()}))
         metric = clipping.metric or {name: torch.ones_like(t) for name, t in told.items()}
         for name, noisy in told.items():
-            torch.testing.assert_close(release.gradients[name], noisy / 10 * metric[name])
-            found = torch.as_tensor(release.deviations()[name]).expand_as(noisy)
+            assert release.gradients[name].dtype == torch.float32
+            torch.testing.assert_close(
+                release.gradients[name].double(), noisy / 10 * metric[name], rtol=1e-6, atol=1e-9
+            )
+            found = torch.as_tensor(release.deviations()[name], dtype=torch.float64).expand_as(noisy)
             scales = clipping.now.diagonal[name] if number else torch.ones(())
             torch.testing.assert_close(found, (metric[name] / scales / 10).expand_as(noisy))
         clipping = release.clipping

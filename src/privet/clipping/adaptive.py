@@ -51,11 +51,12 @@ class AdaptiveClipping:
         norms = gradients.total_squared_norms().sqrt()
         tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
         scales: dict[str, torch.Tensor | float] = dict.fromkeys(tensors, self.max_grad_norm / math.sqrt(1 - self.share))
-        below = torch.where(norms <= self.max_grad_norm, 0.5, -0.5)
+        below = torch.where(norms <= self.max_grad_norm, 0.5, -0.5).double()
         tensors[COUNT] = below[~gradients.bad].sum()
         scales[COUNT] = 0.5 / math.sqrt(self.share)
         joint = math.hypot(self.max_grad_norm, 0.5)
-        return BoundedSum(tensors, joint, scales, gradients.records, gradients.bad_count)
+        dtypes = {**gradients.dtypes, COUNT: torch.float32}
+        return BoundedSum(tensors, joint, scales, gradients.records, gradients.bad_count, dtypes)
 
     def after(
         self, noisy: Mapping[str, torch.Tensor], expected_records: float, deviations: Deviations

@@ -24,4 +24,4 @@ class AutomaticClipping:
         norms = gradients.total_squared_norms().sqrt()
         tensors = gradients.weighted_sum(self.max_grad_norm / (norms + self.stability), last=True)
         scales = dict.fromkeys(tensors, self.max_grad_norm)
-        return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, gradients.bad_count)
+        return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, gradients.bad_count, gradients.dtypes)

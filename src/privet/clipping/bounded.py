@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ class BoundedSum:
     """A sum of clipped per-example gradients, with what one record can do to it.
 
     Formal guarantees: adding or removing one record changes ``tensors`` by at most `sensitivity` in Euclidean norm, all
-    tensors together, and changes ``tensors[name] / scales[name]`` by at most 1, all tensors together. Sums over
-    disjoint records add up to a sum with the same bounds.
+    tensors together, and changes ``tensors[name] / scales[name]`` by at most 1, all tensors together, but for 1e-5 of it.
+    That covers rounding: tensors are float64. Sums over disjoint records add up to a sum with the same bounds.
     """
 
     tensors: Mapping[str, Tensor]
@@ -31,6 +31,17 @@ class BoundedSum:
     """How many records took part; not to be published."""
     bad: int = 0
     """How many of them had a gradient that was not finite, and contributed zero."""
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """To which dtype a tensor is rounded once it has its noise, if not to its own."""
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """To which dtype a tensor is rounded once it has its noise."""
+        return self.dtypes.get(name, self.tensors[name].dtype)
+
+    def drawn_in(self, name: str) -> torch.dtype:
+        """In which dtype seeded noise for a tensor is drawn: the one it is rounded to, or float32 for a smaller one."""
+        dtype = self.dtype_of(name)
+        return dtype if dtype == torch.float64 else torch.float32
 
     def __add__(self, other: BoundedSum) -> BoundedSum:
         if self.scales.keys() != other.scales.keys() or not all(
@@ -38,7 +49,7 @@ class BoundedSum:
         ):
             raise PrivetError("Sums that were clipped differently cannot be added: their sensitivity would be unknown.")
         tensors = {name: tensor + other.tensors[name] for name, tensor in self.tensors.items()}
-        return BoundedSum(tensors, self.sensitivity, self.scales, self.records + other.records, self.bad + other.bad)
+        return replace(self, tensors=tensors, records=self.records + other.records, bad=self.bad + other.bad)
 
 
 def _same(one: Tensor | float, other: Tensor | float) -> bool:

@@ -42,9 +42,9 @@ class EllipticalClipping:
             raise InputError(f"The diagonal does not match the model's parameters; they differ in: {', '.join(odd)}.")
         norms = gradients.scaled_squared_norms(self.diagonal).sqrt()
         tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
-        scales = {name: self.max_grad_norm / self.diagonal[name] for name in tensors}
+        scales = {name: self.max_grad_norm / self.diagonal[name].double() for name in tensors}
         longest = self.max_grad_norm / min(float(d.min()) for d in self.diagonal.values())
-        return BoundedSum(tensors, longest, scales, gradients.records, gradients.bad_count)
+        return BoundedSum(tensors, longest, scales, gradients.records, gradients.bad_count, gradients.dtypes)
 
 
 def optimal_diagonal(moments: Tensor, weights: Tensor, cost: str = "l1") -> Tensor:

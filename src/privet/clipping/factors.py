@@ -8,7 +8,7 @@ from torch import Tensor
 from privet.errors import InputError
 
 ROUNDING = 1 + 1e-5
-"""Norms are enlarged by this before they are compared, so that float32 rounding of the gradient never under-clips."""
+"""Norms are enlarged by this before they are compared, for they may be too small by as much."""
 
 
 def clipping_factors(norms: Tensor, bound: float) -> Tensor:

@@ -22,4 +22,4 @@ class FlatClipping:
         norms = gradients.total_squared_norms().sqrt()
         tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
         scales = dict.fromkeys(tensors, self.max_grad_norm)
-        return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, gradients.bad_count)
+        return BoundedSum(tensors, self.max_grad_norm, scales, gradients.records, gradients.bad_count, gradients.dtypes)

@@ -49,7 +49,7 @@ class PerLayerClipping:
         # Each layer's noise in proportion to its own norm: sum over layers of (norm / scale)^2 is 1.
         scales = {name: bounds[layer_of(name)] * math.sqrt(len(layers)) for name in tensors}
         joint = math.sqrt(sum(bound**2 for bound in bounds.values()))
-        return BoundedSum(tensors, joint, scales, gradients.records, gradients.bad_count)
+        return BoundedSum(tensors, joint, scales, gradients.records, gradients.bad_count, gradients.dtypes)
 
     def _bounds(self, layers: list[str]) -> dict[str, float]:
         if self.max_grad_norm is not None:

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from privet.clipping.bounded import BoundedSum
 from privet.clipping.factors import ROUNDING, check_bound, clipping_factors
+from privet.gradients.norms import squared_norms
+from privet.gradients.weighing import weigh
 
 _SMALLEST = 1e-30
-"""Records shorter than this count as zero: float32 could not scale them to length 1."""
+"""Records shorter than this count as zero."""
 
 
 def clipped_sum(rows: Tensor, bound: float) -> BoundedSum:
@@ -19,7 +21,7 @@ def clipped_sum(rows: Tensor, bound: float) -> BoundedSum:
     contributes zero.
     """
     flat, factors, bad = _finite(rows, bound)
-    total = (factors @ flat).reshape(rows.shape[1:]).to(torch.float64)
+    total = weigh(flat, factors).reshape(rows.shape[1:])
     return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), bad)
 
 
@@ -30,20 +32,20 @@ def clipped_rows(rows: Tensor, places: Tensor, count: int, bound: float) -> Boun
     holds; one that is not finite leaves its place empty.
     """
     flat, factors, bad = _finite(rows, bound)
-    placed = torch.zeros(count, flat.shape[1], dtype=flat.dtype).index_add_(0, places, flat * factors[:, None])
-    return BoundedSum({"rows": placed}, bound, {"rows": bound}, len(rows), bad)
+    placed = torch.zeros(count, flat.shape[1], dtype=torch.float64).index_add_(0, places, flat * factors[:, None])
+    return BoundedSum({"rows": placed}, bound, {"rows": bound}, len(rows), bad, {"rows": rows.dtype})
 
 
 def _finite(rows: Tensor, bound: float) -> tuple[Tensor, Tensor, int]:
     """Flat rows, zero where one is not finite; the factor of each; and how many were not finite."""
     check_bound(bound)
     flat = rows.flatten(1)
-    norms = flat.norm(dim=1, dtype=torch.float64)
+    norms = squared_norms(flat).sqrt_()
     bad = ~norms.isfinite()
     if bad.any():
         flat = torch.where(bad[:, None], 0.0, flat)
     factors = clipping_factors(torch.where(bad, 0.0, norms), bound)
-    return flat, factors.to(flat.dtype), int(bad.sum())
+    return flat, factors, int(bad.sum())
 
 
 def normalised_second_moment(records: Tensor) -> BoundedSum:
@@ -55,15 +57,15 @@ def normalised_second_moment(records: Tensor) -> BoundedSum:
     that is zero or not finite contributes zero.
     """
     rows = records[:, None, :] if records.ndim == 2 else records
-    norms = rows.norm(dim=(1, 2), dtype=torch.float64)
+    norms = squared_norms(rows).sqrt_()
     bad = ~norms.isfinite()
     usable = ~bad & (norms > _SMALLEST)
     if not usable.all():
         rows = torch.where(usable[:, None, None], rows, 0.0)
     # As in clipping, norms are enlarged a little, so that rounding never lets a record count for more than 1.
     factors = torch.where(usable, 1 / (norms * ROUNDING), 0.0)
-    flat = (rows * factors.to(rows.dtype)[:, None, None]).flatten(0, 1)
-    moment = (flat.mT @ flat).to(torch.float64)
+    flat = (rows * factors[:, None, None]).flatten(0, 1)
+    moment = flat.mT @ flat
     above = torch.triu_indices(len(moment), len(moment), offset=1)
     tensors = {"diagonal": moment.diagonal().clone(), "above": moment[above[0], above[1]]}
     return BoundedSum(tensors, 1.0, dict.fromkeys(tensors, 1.0), len(records), int(bad.sum()))
@@ -83,7 +85,7 @@ def grouped_sum(rows: Tensor, groups: Tensor, count: int, bound: float) -> Bound
     Formal guarantees: as `clipped_sum`; each record is in one group, so all sums together change by at most `bound`.
     """
     flat, bad = _clipped(rows.flatten(1), bound)
-    total = _one_hot(groups, count).mT @ flat.to(torch.float64)
+    total = _one_hot(groups, count).mT @ flat
     return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), bad)
 
 
@@ -93,7 +95,7 @@ def grouped_second_moment(rows: Tensor, groups: Tensor, count: int, bound: float
     Formal guarantees: a record changes the triangles of its group, and so all of them, by at most ``bound**2``.
     """
     flat, bad = _clipped(rows.flatten(1), bound)
-    moments = torch.stack([flat[groups == group].mT @ flat[groups == group] for group in range(count)]).double()
+    moments = torch.stack([flat[groups == group].mT @ flat[groups == group] for group in range(count)])
     above = torch.triu_indices(flat.shape[1], flat.shape[1], offset=1)
     tensors = {"diagonal": moments.diagonal(dim1=1, dim2=2).clone(), "above": moments[:, above[0], above[1]]}
     return BoundedSum(tensors, bound**2, dict.fromkeys(tensors, bound**2), len(rows), bad)
@@ -108,14 +110,9 @@ def symmetric(triangle: dict[str, Tensor]) -> Tensor:
 
 
 def _clipped(flat: Tensor, bound: float) -> tuple[Tensor, int]:
-    """Rows of a norm of at most `bound`, those that are not finite being zero, and how many were not."""
-    check_bound(bound)
-    norms = flat.norm(dim=1, dtype=torch.float64)
-    bad = ~norms.isfinite()
-    if bad.any():
-        flat = torch.where(bad[:, None], 0.0, flat)
-    factors = clipping_factors(torch.where(bad, 0.0, norms), bound)
-    return flat * factors.to(flat.dtype)[:, None], int(bad.sum())
+    """Rows of a norm of at most `bound` as float64, those that are not finite being zero, and how many were not."""
+    flat, factors, bad = _finite(flat, bound)
+    return flat * factors[:, None], bad
 
 
 def _one_hot(groups: Tensor, count: int) -> Tensor:

@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from privet.errors import PrivetError
-from privet.gradients.norms import squared_norms
 from privet.gradients.marks import Pass
+from privet.gradients.norms import scaled_squared_norms, squared_norms
+from privet.gradients.placed import Placed
 from privet.gradients.recorder import Recorder
 from privet.gradients.use import CHUNK_BYTES, Budget, Use
+from privet.gradients.weighing import add_weighed
+
+Group = tuple[tuple[Use, str, Tensor], ...]
+"""Uses, with a slot and the tensor in it, that share a parameter."""
+
+_UNIT = 2.0**-24
+"""This part of what the uses of a shared parameter add up is added to its norm: where they cancel, their sums over the
+batch, which are taken one by one, are still large, and are rounded."""
 
 
 class PerExampleGradients:
@@ -23,6 +32,9 @@ class PerExampleGradients:
     and ``weighted_sum(w)`` returns the sum over i of ``w[name][i] * g[i][name]``. All uses of a parameter count, tied
     or repeated ones with their cross terms. A record whose gradient is not finite anywhere has norm zero and
     contributes zero everywhere; `bad` says which.
+
+    Norms, weights and sums are float64. A norm may be a little too large and is never too small by more than 1e-5 of itself
+    for what the record adds to a weighted sum, rounding included.
     """
 
     def __init__(self, recorder: Recorder, finished: Pass, scale: float) -> None:
@@ -32,14 +44,23 @@ class PerExampleGradients:
         self._scale = scale
         """What turns the gradient of the batch's loss into gradients of the records' own losses."""
         self.uses = tuple(_joined(finished.received, finished.budget))
+        self._sources_of = recorder.sources
         self._sources = {use: {slot: recorder.sources(t) for slot, t in use.slots.items()} for use in self.uses}
         """For each use and slot, the names of the parameters behind it."""
-        self._name_of = recorder.name_of
+        self._placed = {id(t): self._place(t) for use in self.uses for t in use.slots.values()}
+        """The tensors in slots that are parameters or views of them; the others were computed by real arithmetic."""
         self._groups = tuple(self._find_groups())
+        self._formed_again: list[Group] = []
+        """The groups of which the weighted sum is taken of what was measured, formed a second time."""
         self._norms: tuple[dict[str, Tensor], Tensor] | None = None
         """Squared norms for each parameter in use, before they are scaled, and scaled ones of the whole gradients."""
         self._bad: Tensor | None = None
         self._spent = False
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtype of each parameter, to which its gradient is rounded in the end."""
+        return {name: parameter.dtype for name, parameter in self._parameters.items()}
 
     def squared_norms(self) -> dict[str, Tensor]:
         """For each parameter, the squared norm of every record's gradient, as float64."""
@@ -90,21 +111,23 @@ class PerExampleGradients:
         self._measured()  # finds the records that must not take part
         by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else weights
         # Names that shared a weight still do: what they share is computed once.
-        dtype = next(iter(self._parameters.values())).dtype
         distinct = {id(weight): weight for weight in by_name.values()}
-        once = {key: (weight * self._scale).to(dtype) for key, weight in distinct.items()}
+        once = {key: weight.double() * self._scale for key, weight in distinct.items()}
         scaled = {name: once[id(weight)] for name, weight in by_name.items()}
         total: dict[str, Tensor] = {}
         with torch.no_grad():
+            for group in self._formed_again:
+                self._add_measured(group, scaled, total)
+            done = {(use, slot) for group in self._formed_again for use, slot, _ in group}
             uses = deque(self.uses)
             if last:
-                self._spent, self.uses, self._groups = True, (), ()
+                self._spent, self.uses, self._groups, self._formed_again = True, (), (), []
             while uses:
                 use = uses.popleft()
-                self._add_weighted(use, scaled, total)
+                self._add_weighted(use, [slot for slot in use.slots if (use, slot) not in done], scaled, total)
                 if last:
                     del self._sources[use], use
-        return {n: total[n] if n in total else torch.zeros_like(p) for n, p in self._parameters.items()}
+        return {n: total[n] if n in total else _nothing(p) for n, p in self._parameters.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """All per-example gradients, ``(records, *shape)`` for each parameter: for small models, tests and audits."""
@@ -113,7 +136,7 @@ class PerExampleGradients:
         whole = {n: torch.zeros(self.records, *p.shape, dtype=p.dtype) for n, p in self._parameters.items()}
         with torch.no_grad():
             for group in self._groups:
-                for rows, gradients in self._formed(group):
+                for rows, gradients, _ in self._formed(group):
                     for name, gradient in gradients.items():
                         whole[name][rows] = gradient * self._scale
         return whole
@@ -127,13 +150,25 @@ class PerExampleGradients:
         with torch.no_grad():
             for use, slots in alone.items():
                 everywhere = {slot: torch.ones_like(tensor) for slot, tensor in use.slots.items() if slot not in slots}
-                found = use.scaled_squared_norms({slot: scales[name] for slot, name in slots.items()} | everywhere)
+                own = {slot: placed.take(scales[placed.name]) for slot, placed in slots.items()}
+                found = use.scaled_squared_norms(own | everywhere)
                 total += sum(found[slot] for slot in slots)
             for group in shared:
-                for rows, gradients in self._formed(group):
-                    for name, gradient in gradients.items():
-                        total[rows] += squared_norms(gradient * scales[name])
+                total += self._scaled_group(group, scales)
         return total * self._scale**2
+
+    def _scaled_group(self, group: Group, scales: Mapping[str, Tensor]) -> Tensor:
+        squared = torch.zeros(self.records, dtype=torch.float64)
+        slack = self._slack(group)
+        for rows, gradients, lengths in self._formed(group):
+            for name, gradient in gradients.items():
+                squared[rows] += scaled_squared_norms(gradient, scales[name])
+            if slack is not None:
+                slack[rows] += lengths * _UNIT
+        if slack is None:
+            return squared
+        largest = max(float(scales[name].max()) for name in gradients) if self.records else 0.0
+        return (squared.sqrt_() + slack * largest).square_()
 
     def _check_held(self) -> None:
         if self._spent:
@@ -141,7 +176,7 @@ class PerExampleGradients:
 
     # --- how --------------------------------------------------------------------------------------------------------
 
-    def _find_groups(self) -> Iterable[tuple[tuple[Use, str, Tensor], ...]]:
+    def _find_groups(self) -> Iterable[Group]:
         """Uses that must be added up before their norm is taken: those that share a parameter."""
         behind = [name for slots in self._sources.values() for names in slots.values() for name in names]
         if len(set(behind)) == len(behind) == sum(map(len, self._sources.values())):  # nothing is shared
@@ -163,70 +198,113 @@ class PerExampleGradients:
                 groups[root(names[0])].append((use, slot, use.slots[slot]))
         return map(tuple, groups.values())
 
+    def _place(self, tensor: Tensor) -> Placed | None:
+        names = self._sources_of(tensor)
+        return Placed.of(tensor, names[0], self._parameters[names[0]]) if len(names) == 1 else None
+
     def _compute_squared_norms(self) -> dict[str, Tensor]:
         norms: dict[str, Tensor] = {}
         alone, shared = self._divided()
+        self._formed_again = []
         for group in shared:
             norms.update(self._added_up_norms(group))
         for use, slots in alone.items():
             found = use.squared_norms()
-            norms.update({name: found[slot] for slot, name in slots.items()})
+            norms.update({placed.name: found[slot] for slot, placed in slots.items()})
         return norms
 
-    def _divided(self) -> tuple[dict[Use, dict[str, str]], list[tuple[tuple[Use, str, Tensor], ...]]]:
-        """The slots that are parameters used once, by use, with their names; and the groups that have to be added up."""
-        alone: dict[Use, dict[str, str]] = defaultdict(dict)
+    def _divided(self) -> tuple[dict[Use, dict[str, Placed]], list[Group]]:
+        """The slots that hold a whole parameter which is used once, by use; and the groups that have to be added up."""
+        alone: dict[Use, dict[str, Placed]] = defaultdict(dict)
         shared = []
         for group in self._groups:
             use, slot, tensor = group[0]
-            name = self._name_of(tensor)
-            if len(group) == 1 and name is not None:
-                alone[use][slot] = name
+            placed = self._placed[id(tensor)]
+            if len(group) == 1 and placed is not None and placed.is_whole:
+                alone[use][slot] = placed
             else:
                 shared.append(group)
         return alone, shared
 
-    def _added_up_norms(self, group: tuple[tuple[Use, str, Tensor], ...]) -> dict[str, Tensor]:
+    def _added_up_norms(self, group: Group) -> dict[str, Tensor]:
         norms: dict[str, Tensor] = {}
-        for rows, gradients in self._formed(group):
+        slack = self._slack(group)
+        if slack is None:
+            self._formed_again.append(group)
+        for rows, gradients, lengths in self._formed(group):
             for name, gradient in gradients.items():
-                norms.setdefault(name, torch.zeros(self.records, dtype=torch.float64))[rows] = squared_norms(gradient)
+                squared = squared_norms(gradient)
+                if slack is not None:
+                    squared = (squared.sqrt_() + slack[rows] + lengths * _UNIT).square_()
+                norms.setdefault(name, torch.zeros(self.records, dtype=torch.float64))[rows] = squared
         return norms
 
-    def _formed(self, group: tuple[tuple[Use, str, Tensor], ...]) -> Iterator[tuple[slice, dict[str, Tensor]]]:
-        """Per-example gradients of a group's parameters, chunk by chunk, added up over the uses."""
+    def _slack(self, group: Group) -> Tensor | None:
+        """How far what a record adds through all uses of a group can be from what is measured, as a norm; None where the sum
+        has to be taken of the very numbers that were measured, because that is not known."""
+        total = torch.zeros(self.records, dtype=torch.float64)
+        for use, slot, tensor in group:
+            rounding = use.rounding(slot)
+            if rounding is None or self._placed[id(tensor)] is None:
+                return None
+            total += rounding
+        return total
+
+    def _formed(self, group: Group) -> Iterator[tuple[slice, dict[str, Tensor], Tensor]]:
+        """Per-example gradients of a group's parameters, chunk by chunk, added up over the uses; and the sums of the norms of
+        what was added up. Where only two are added, the result is rounded once, and else the sum is in float64."""
         size = max(sum(tensor.numel() * tensor.element_size() for _, _, tensor in group), 1)
         step = max(CHUNK_BYTES // size, 1)
         for start in range(0, self.records, step):
             rows = slice(start, min(start + step, self.records))
             total: dict[str, Tensor] = {}
+            lengths = torch.zeros(rows.stop - rows.start, dtype=torch.float64)
             for use, slot, tensor in group:
-                for name, gradient in self._pull_back(tensor, use.instantiate(rows)[slot], batched=True).items():
-                    total[name] = total[name] + gradient if name in total else gradient
-            yield rows, total
+                gradient = use.instantiate(rows)[slot]
+                lengths += squared_norms(gradient).sqrt_()
+                for name, pulled in self._pull_back(tensor, gradient).items():
+                    part = pulled.double() if len(group) > 2 else pulled
+                    total[name] = total[name] + part if name in total else part
+            yield rows, total, lengths
 
-    def _pull_back(self, tensor: Tensor, gradient: Tensor, *, batched: bool) -> dict[str, Tensor]:
-        """From the gradient of a tensor computed from parameters to the gradients of those parameters."""
-        name = self._name_of(tensor)
-        if name is not None:
-            return {name: gradient}
+    def _pull_back(self, tensor: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """From the gradients of a tensor computed from parameters to the gradients of those parameters."""
+        placed = self._placed[id(tensor)]
+        if placed is not None:
+            return {placed.name: placed.put(gradient, batched=True)}
         parameters = list(self._parameters.items())
         pulled = torch.autograd.grad(
-            tensor, [p for _, p in parameters], gradient, retain_graph=True, allow_unused=True, is_grads_batched=batched
+            tensor,
+            [p for _, p in parameters],
+            gradient.to(tensor.dtype),
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=True,
         )
         return {n: g for (n, _), g in zip(parameters, pulled, strict=True) if g is not None}
 
-    def _add_weighted(self, use: Use, weights: dict[str, Tensor], total: dict[str, Tensor]) -> None:
-        by_slot = self._sources[use]
-        # Parameters behind one slot may carry different weights (per-layer clipping): one sum for each weight.
-        distinct = {id(weights[n]): weights[n] for names in by_slot.values() for n in names}
+    def _add_measured(self, group: Group, weights: dict[str, Tensor], total: dict[str, Tensor]) -> None:
+        """Add a group's weighted sum, of the same numbers whose norms were taken."""
+        for rows, gradients, _ in self._formed(group):
+            for name, gradient in gradients.items():
+                if name not in total:
+                    total[name] = _nothing(self._parameters[name])
+                add_weighed(total[name], gradient, weights[name][rows])
+
+    def _add_weighted(self, use: Use, slots: list[str], weights: dict[str, Tensor], total: dict[str, Tensor]) -> None:
+        placed = {slot: place for slot in slots if (place := self._placed[id(use.slots[slot])]) is not None}
+        # The parameters of one use may carry different weights (per-layer clipping): one sum for each weight.
+        distinct = {id(weights[place.name]): weights[place.name] for place in placed.values()}
         for key, weight in distinct.items():
-            chosen = [slot for slot, names in by_slot.items() if any(id(weights[n]) == key for n in names)]
             summed = use.weighted_sum(dict.fromkeys(use.slots, weight))
-            for slot in chosen:
-                for name, gradient in self._pull_back(use.slots[slot], summed[slot], batched=False).items():
-                    if id(weights[name]) == key:
-                        total[name] = total[name] + gradient if name in total else gradient
+            for slot, place in placed.items():
+                if id(weights[place.name]) == key:
+                    gradient = place.put(summed[slot])
+                    total[place.name] = total[place.name] + gradient if place.name in total else gradient
+
+
+def _nothing(parameter: Tensor) -> Tensor:
+    return torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
 
 
 def _joined(uses: Sequence[Use], budget: Budget) -> list[Use]:

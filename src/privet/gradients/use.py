@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import squared_norms
+from privet.gradients.norms import scaled_squared_norms, squared_norms
+from privet.gradients.weighing import add_weighed, weigh
 
 CHUNK_BYTES = 32 * 2**20
 """Per-example gradients that are not kept are formed in chunks of about this size: a fresh large buffer costs page
@@ -33,11 +34,15 @@ class Use:
 
     Formal guarantees: after `receive`, ``instantiate(rows)[slot]`` is the gradient of each record's loss with respect
     to the tensor in that slot through this operation; `squared_norms` and `weighted_sum` are that gradient's squared
-    norms and its sum with weights, however a rule computes them.
+    norms and its sum with weights, however a rule computes them. What a record adds to the weighted sum is never longer
+    than its weight times the root of its squared norm, but for 1e-5 of it: either the norm was taken of the very numbers
+    that are summed, or it is enlarged by what rounding can do to them. Sums and weights are float64.
     """
 
     per_record: tuple[str, ...] = ()
     """The names of the attributes whose first dimension is the record: what a rule keeps until the weights are known."""
+    chunk_bytes = CHUNK_BYTES
+    """How much `form` forms at a time. The norms and the sum take the same chunks, so that they see the same numbers."""
 
     def __init__(self, module: str, records: int, slots: dict[str, Tensor]) -> None:
         self.module = module
@@ -77,10 +82,10 @@ class Use:
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weighted sum from what is kept; a rule overrides it where there is a shorter way than `form`."""
-        total = {name: torch.zeros_like(tensor) for name, tensor in self.slots.items()}
+        total = {n: torch.zeros(t.shape, dtype=torch.float64, device=t.device) for n, t in self.slots.items()}
         for rows in self.chunks():
             for name, gradients in self.form(rows).items():
-                total[name] += weigh(gradients, weights[name][rows])
+                add_weighed(total[name], gradients, weights[name][rows])
         return total
 
     def hold(self, gradients: dict[str, Tensor], method: str = "instances") -> None:
@@ -102,13 +107,18 @@ class Use:
         found: dict[str, list[Tensor]] = {name: [] for name in self.slots}
         for rows in self.chunks():
             for name, gradients in self.instantiate(rows).items():
-                found[name].append(squared_norms(gradients * scales[name]))
+                found[name].append(scaled_squared_norms(gradients, scales[name]))
         return {name: torch.cat(parts) for name, parts in found.items()}
 
     def weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.gradients is None:
             return self.form_weighted_sum(weights)
         return {name: weigh(gradients, weights[name]) for name, gradients in self.gradients.items()}
+
+    def rounding(self, slot: str) -> Tensor | None:
+        """For each record, how far what it adds to the weighted sum can be from its weight times `instantiate`, as a
+        norm and for a weight of 1; None where that is not known."""
+        return None if self.gradients is None else torch.zeros(self.records, dtype=torch.float64)
 
     def drop(self, bad: Tensor) -> None:
         """Make the records where `bad` is true contribute exact zeros: a weight of zero times NaN is still NaN."""
@@ -128,17 +138,11 @@ class Use:
         kept = list((self.gradients or {}).values()) + [getattr(self, name, None) for name in self.per_record]
         return sum(t.numel() * t.element_size() for t in kept if isinstance(t, Tensor))
 
-    def chunks(self, size: int = CHUNK_BYTES) -> Iterator[slice]:
-        """Slices of the records whose per-example gradients fit `size` bytes."""
-        step = max(size * self.records // max(self.instance_bytes(), 1), 1)
+    def chunks(self, size: int | None = None) -> Iterator[slice]:
+        """Slices of the records whose per-example gradients fit `size` bytes, by default `chunk_bytes`."""
+        step = max((size or self.chunk_bytes) * self.records // max(self.instance_bytes(), 1), 1)
         for start in range(0, self.records, step):
             yield slice(start, min(start + step, self.records))
-
-
-def weigh(gradients: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum over the first dimension."""
-    flat = weights.to(gradients.dtype) @ gradients.reshape(gradients.shape[0], -1)
-    return flat.view(gradients.shape[1:])
 
 
 def _without(rows: Tensor, bad: Tensor) -> Tensor:

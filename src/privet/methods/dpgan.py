@@ -207,4 +207,4 @@ class _Twin:
             called_made(self._twin(examples, labels)).backward()
         bounded = self._clipping.clip(self._engine.gradients())
         self._twin.zero_grad()
-        return [bounded.tensors[name] / len(labels) for name, _ in self._twin.named_parameters()]
+        return [(bounded.tensors[name] / len(labels)).to(p.dtype) for name, p in self._twin.named_parameters()]

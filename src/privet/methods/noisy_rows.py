@@ -72,7 +72,7 @@ class NoisyRows:
             drawn = self.sampling.draw(len(embeddings), randomness.sampling)
             places = (drawn != EMPTY).nonzero().flatten()
             bounded = clipped_rows(embeddings[drawn[places]], places, self.sampling.rows, self.bound)
-            yield noise.add(bounded, randomness.noise)["rows"]
+            yield noise.add(bounded, randomness.noise)["rows"].to(embeddings.dtype)
 
     def imitate(self, embeddings: Tensor) -> Tensor:
         """Rows of made examples as those of records look: clipped, left empty as often, with the same noise.

@@ -305,5 +305,5 @@ def _is_dense(x: Tensor) -> bool:
 def _clipped(rows: Tensor, bound: float, members: int) -> Tensor:
     """Each member's part of each row scaled down to a norm of at most `bound`; gradients flow through the factor, too."""
     parts: Tensor = rows.unflatten(1, (members, -1))
-    factors = clipping_factors(parts.flatten(2).norm(dim=2), bound)
+    factors = clipping_factors(parts.flatten(2).norm(dim=2, dtype=torch.float64), bound).to(rows.dtype)
     return (parts * factors.view(*factors.shape, *[1] * (parts.ndim - 2))).flatten(1, 2)

@@ -24,7 +24,8 @@ from privet.clipping import FlatClipping
 from privet.data import Split
 from privet.errors import InputError
 from privet.gradients import Engine, PerExampleGradients
-from privet.gradients.norms import squared_norms
+from privet.gradients.norms import scaled_squared_norms, squared_norms
+from privet.gradients.weighing import weigh
 from privet.methods.dpsgd import Loss, Trained
 from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Ledger
@@ -285,13 +286,15 @@ class Difference(PerExampleGradients):
         def weight(name: str) -> Tensor:
             return weights if isinstance(weights, Tensor) else weights[name]
 
-        return {
-            name: torch.einsum("r,r...->...", weight(name).to(rows.dtype), rows)
-            for name, rows in self._instances.items()
-        }
+        return {name: weigh(rows, weight(name)) for name, rows in self._instances.items()}
 
     def scaled_squared_norms(self, scales: Mapping[str, Tensor]) -> Tensor:
-        return torch.stack([squared_norms(rows * scales[name]) for name, rows in self._instances.items()]).sum(0)
+        found = [scaled_squared_norms(rows, scales[name]) for name, rows in self._instances.items()]
+        return torch.stack(found).sum(0)
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: rows.dtype for name, rows in self._instances.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         return self._instances

@@ -58,7 +58,7 @@ class AdditiveNoise(ABC):
         require_bounded(bounded)
         self._check(bounded.tensors)
         secure = isinstance(source, SecureSource)
-        kinds = {tensor.dtype for tensor in bounded.tensors.values()}
+        kinds = {bounded.drawn_in(name) for name in bounded.tensors}
         kind = torch.float64 if secure or torch.float64 in kinds else torch.float32
         noise, place, noisy = self.sample(source, kind).div_(self.alpha), 0, {}
         for name, tensor in bounded.tensors.items():
@@ -67,7 +67,7 @@ class AdditiveNoise(ABC):
             if secure:
                 noisy[name] = added_on_grid(tensor, scale, part, self.dimension)
             else:
-                noisy[name] = part.mul_(scale).add_(tensor).to(tensor.dtype)
+                noisy[name] = part.to(tensor.dtype).mul_(scale).add_(tensor)
             place += tensor.numel()
         return noisy
 
@@ -105,5 +105,5 @@ def added_on_grid(tensor: Tensor, scale: Tensor | float, noise: Tensor, coordina
     Rounding d coordinates moves two neighbouring sums apart by at most ``GRID * sqrt(d)``, for which the noise is enlarged.
     """
     enlarged = noise.mul((1 + GRID * math.sqrt(coordinates)) / GRID).round_()
-    on_grid = tensor.double().div_(scale * GRID).round_().add_(enlarged)
+    on_grid = tensor.double().div(scale * GRID).round_().add_(enlarged)
     return on_grid.mul_(scale * GRID).to(tensor.dtype)

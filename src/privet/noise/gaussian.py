@@ -12,6 +12,7 @@ from privet.errors import InputError
 from privet.noise.additive import added_on_grid, require_bounded
 from privet.privacy import Event, Gaussian
 from privet.randomness import SecureSource, Source
+from privet.randomness.draws import CHUNK
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,21 @@ class GaussianNoise:
             return self._add_on_grid(bounded, source)
         noisy = {}
         for name, tensor in bounded.tensors.items():
-            noise = torch.empty_like(tensor).normal_(generator=source)
-            noisy[name] = noise.mul_(self.multiplier * bounded.scales[name]).add_(tensor)
+            noisy[name] = self._plus(tensor, bounded.scales[name], bounded.drawn_in(name), source)
         return noisy
+
+    def _plus(self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, source: torch.Generator) -> Tensor:
+        """The sum with seeded noise, made chunk by chunk in the cache; the numbers are those of one long draw."""
+        factor = scale * self.multiplier
+        scales = factor.expand_as(tensor).reshape(-1) if isinstance(factor, Tensor) else None
+        sums, noisy = tensor.reshape(-1), torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+        for start, stop in _chunks(len(sums)):
+            drawn = torch.empty(stop - start, dtype=drawn_in, device=tensor.device).normal_(generator=source)
+            if scales is None:
+                torch.add(sums[start:stop], drawn, alpha=float(factor), out=noisy[start:stop])
+            else:
+                torch.addcmul(sums[start:stop], drawn.to(scales.dtype), scales[start:stop], out=noisy[start:stop])
+        return noisy.view(tensor.shape)
 
     def _add_on_grid(self, bounded: BoundedSum, source: SecureSource) -> dict[str, Tensor]:
         coordinates = sum(tensor.numel() for tensor in bounded.tensors.values())
@@ -62,3 +75,10 @@ class GaussianNoise:
 
     def event(self) -> Event:
         return Gaussian(self.multiplier)
+
+
+def _chunks(count: int) -> list[tuple[int, int]]:
+    """Parts of a long draw. Torch draws normal numbers in blocks of 16: multiples of it leave the numbers as they are, and the
+    last part, which may be none, must not be short."""
+    starts = list(range(0, max(count - CHUNK, 0), CHUNK)) or [0]
+    return list(zip(starts, [*starts[1:], count], strict=True))

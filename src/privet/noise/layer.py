@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from privet.clipping.factors import ROUNDING
 from privet.randomness import Source
 from privet.randomness.draws import fill_normal
 
@@ -21,8 +22,9 @@ class NoiseLayer(nn.Module):
         self.bound, self.noise_multiplier, self.source = bound, noise_multiplier, source
 
     def forward(self, x: Tensor) -> Tensor:
-        norms = x.flatten(1).norm(dim=1).clamp(min=1e-12)
-        clipped = x * (self.bound / norms).clamp(max=1.0).view(-1, *[1] * (x.ndim - 1))
+        norms = x.flatten(1).norm(dim=1, dtype=torch.float64).clamp(min=1e-12)
+        factors = (self.bound / ROUNDING / norms).clamp(max=1.0).to(x.dtype)
+        clipped = x * factors.view(-1, *[1] * (x.ndim - 1))
         noise = fill_normal(torch.empty(x.numel()), self.source).view(x.shape)
         noisy: Tensor = clipped + noise * (self.noise_multiplier * self.bound)
         return noisy

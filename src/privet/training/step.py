@@ -61,7 +61,7 @@ class Step:
         self.bounded = clipped if self.bounded is None else self.bounded + clipped
 
     def release(self, record: Record, moved: NoisePlan | None = None) -> Released:
-        """Noise the sum, write the step down, and divide by the expected batch size.
+        """Noise the sum, write the step down, divide by the expected batch size, and round to the parameters' dtype.
 
         `moved` is the plan's noise as earlier releases have moved it; its event has to be the plan's.
         """
@@ -81,10 +81,17 @@ class Step:
         if isinstance(planned, MovingNoise):
             planned = planned.after(noisy, expected)
         return Released(
-            gradients={name: tensor.div_(expected).mul_(metric.get(name, 1.0)) for name, tensor in noisy.items()},
+            gradients={
+                name: _times(tensor.div_(expected), metric.get(name)).to(bounded.dtype_of(name))
+                for name, tensor in noisy.items()
+            },
             clipping=clipping,
             noise=planned,
             deviations=lambda: {
                 name: each / expected * metric.get(name, 1.0) for name, each in noise.deviations(bounded).items()
             },
         )
+
+
+def _times(tensor: Tensor, factor: Tensor | None) -> Tensor:
+    return tensor if factor is None else tensor.mul_(factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from privet.gradients.layout import canonical, position
-from privet.gradients.norms import squared_norms
+from privet.gradients.norms import scaled_squared_norms, squared_norms
 from privet.gradients.operation import Operation, operation
+from privet.gradients.rules.grams import Rounding, bounded_squared_norms
+from privet.gradients.rules.linear import at_least_single
 from privet.gradients.rules.patch_grams import by_patches, by_pixels
 from privet.gradients.rules.patches import Geometry, Instances, Patches, has_channels_last
-from privet.gradients.use import Budget, Use, weigh
+from privet.gradients.use import Budget, Use
+from privet.gradients.weighing import weigh
 
 _MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 2.0, 0.7, 10_000
 """Nanoseconds for each multiplication in a matrix product, number copied into a patch, number of an instance that is
@@ -23,9 +26,10 @@ kept (written to fresh memory, squared, weighed), number of a Gram matrix added 
 a record, however small: fitted to the convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread,
 process time, torch 2.13)."""
 
-_PIECE_BYTES = 2**21
+_PIECE_BYTES, _PASSING_BYTES = 2**21, 2**23
 """Instances are kept in pieces of about this size, which fit where activations were freed; larger ones are fresh memory,
-which costs a page fault for every 4 KiB."""
+which costs a page fault for every 4 KiB. Instances that are formed, added up and forgotten come in larger ones: adding
+several at a time takes less time."""
 
 
 @operation("conv1d", "conv2d", "conv3d")
@@ -99,7 +103,7 @@ class Convolution(Use):
     """The gradients of the weight for slices of the records, where they are kept."""
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
-        dtype = next(iter(self.slots.values())).dtype
+        dtype = at_least_single(next(iter(self.slots.values())).dtype)
         x, grad = self._images(saved[0], self.input_stride).to(dtype), self._images(grad, self.output_stride).to(dtype)
         if "bias" in self.slots:
             self.sums, self.method = grad.flatten(3).sum((1, 3)), "sums"
@@ -109,7 +113,7 @@ class Convolution(Use):
         self.method = cheapest_method(self.x, self.grad, self.geometry, lambda: budget.take(self.instance_bytes()))
         if self.method == "instances":
             self.instances, norms = [], []
-            for rows, piece in self._formed(_PIECE_BYTES):
+            for rows, piece in self._formed(self.chunks(_PIECE_BYTES)):
                 self.instances.append((rows, piece))
                 norms.append(piece.squared_norms())  # at once, while the piece is in the cache
             self.norms["weight"] = torch.cat(norms)
@@ -120,12 +124,14 @@ class Convolution(Use):
             return tensor[None, None]
         return canonical(tensor, stride, self.records).flatten(1, 2)
 
-    def _formed(self, size: int, rows: slice | None = None) -> Iterator[tuple[slice, Instances]]:
-        """The gradients of the weight for slices of the records, of about `size` bytes each, or for `rows` alone."""
+    def _pieces(self) -> Iterable[tuple[slice, Instances]]:
+        """The gradients of the weight for slices of the records. Every pass over them has the same numbers."""
+        return self._formed(self.chunks(_PASSING_BYTES)) if self.instances is None else self.instances
+
+    def _formed(self, slices: Iterable[slice]) -> Iterator[tuple[slice, Instances]]:
         assert self.x is not None and self.grad is not None
         x, grad, geometry = self.x, self.grad, self.geometry
-        slices = self.chunks(size) if rows is None else (rows,)
-        if goes_by_groups(x, grad, geometry):
+        if self.method not in _GRAMS and goes_by_groups(x, grad, geometry):
             yield from ((chunk, by_groups(x[chunk], grad[chunk], geometry)) for chunk in slices)
         else:
             patches = Patches(x, grad, geometry)
@@ -141,7 +147,7 @@ class Convolution(Use):
 
     def _instantiated(self, rows: slice) -> Tensor:
         if self.instances is None:
-            return torch.cat([piece.of(slice(None)) for _, piece in self._formed(0, rows)])
+            return torch.cat([piece.of(slice(None)) for _, piece in self._formed((rows,))])
         return torch.cat(
             [
                 piece.of(slice(max(rows.start - kept.start, 0), rows.stop - kept.start))
@@ -159,35 +165,32 @@ class Convolution(Use):
     def _weight_norms(self) -> Tensor:
         if "weight" in self.norms:
             return self.norms["weight"]
+        if self.method not in _GRAMS:
+            return torch.cat([piece.squared_norms() for _, piece in self._pieces()])
         assert self.x is not None and self.grad is not None
-        if self.method == "gram of pixels":
-            return by_pixels(self.x, self.grad, self.geometry)
-        patches = Patches(self.x, self.grad, self.geometry, joined=self.method == "gram of patches")
-        if self.method == "gram of patches":
-            return by_patches(patches)
-        if goes_by_groups(self.x, self.grad, self.geometry):
-            return torch.cat([piece.squared_norms() for _, piece in self._formed(_PIECE_BYTES)])
-        return patches.squared_norms()
+        x, grad, geometry = self.x, self.grad, self.geometry
+        kernel = math.prod(geometry.kernel)
+        # Of pixels, the dot products are shorter, and are then added up over the kernel.
+        width, further = (x.shape[2], kernel) if self.method == "gram of pixels" else (x.shape[2] * kernel, 0)
+        rounding = Rounding(x.shape[1] * math.prod(grad.shape[3:]), width, grad.shape[2], further, x.dtype)
+        return bounded_squared_norms(x, grad, rounding, lambda x, grad: _GRAMS[self.method](x, grad, geometry))
+
+    def scaled_squared_norms(self, scales: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {} if self.sums is None else {"bias": scaled_squared_norms(self.sums, scales["bias"])}
+        if "weight" in self.slots:
+            pieces = (piece.of(slice(None)) for _, piece in self._pieces())
+            found["weight"] = torch.cat([scaled_squared_norms(piece, scales["weight"]) for piece in pieces])
+        return found
 
     def weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         summed = {} if self.sums is None else {"bias": weigh(self.sums, weights["bias"])}
-        if self.instances is not None:
-            summed["weight"] = Instances.weighted_sum(self.instances, weights["weight"])
-        elif "weight" in self.slots:
-            summed["weight"] = self._weight_sum(weights["weight"])
+        if "weight" in self.slots:
+            summed["weight"] = Instances.weighted_sum(self._pieces(), weights["weight"])
         return summed
 
-    def _weight_sum(self, weights: Tensor) -> Tensor:
-        """The plain weight gradient of weighted records."""
-        assert self.x is not None and self.grad is not None
-        x, grad = self.x, self.grad
-        scale = weights.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
-        if x.numel() < grad.numel():
-            x = x * scale
-        else:
-            grad = grad * scale
-        weight = self.slots["weight"].detach()
-        return _weight_gradient(x.flatten(0, 1), grad.flatten(0, 1), weight, self.geometry)
+    def rounding(self, slot: str) -> Tensor | None:
+        exact = slot == "bias" or self.instances is not None
+        return torch.zeros(self.records, dtype=torch.float64) if exact else None
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
@@ -199,7 +202,10 @@ class Convolution(Use):
         return super().kept_bytes() + sum(block.numel() * block.element_size() for block in blocks)
 
 
-def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, geometry: Geometry, groups: int | None = None) -> Tensor:
+_GRAMS = {"gram of patches": by_patches, "gram of pixels": by_pixels}
+
+
+def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, geometry: Geometry, groups: int) -> Tensor:
     if any(geometry.further):
         x = functional.pad(x, [size for extra in reversed(geometry.further) for size in (0, extra)])
     formed: Tensor = torch.ops.aten.convolution_backward(
@@ -212,7 +218,7 @@ def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, geometry: Geometry
         geometry.dilation,
         geometry.transposed,
         geometry.output_padding or (0,) * len(geometry.stride),
-        groups or geometry.groups,
+        groups,
         (False, True, False),
     )[1]
     return formed

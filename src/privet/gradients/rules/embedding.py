@@ -104,9 +104,12 @@ class Embedding(Use):
         return {"weight": norms.index_add_(0, self.owners, squared_norms(self.sums))}
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        scaled = self.sums * weights["weight"].to(self.sums.dtype)[self.owners].unsqueeze(1)
-        total = torch.zeros_like(self.slots["weight"], requires_grad=False)
+        scaled = self.sums * weights["weight"][self.owners].unsqueeze(1)
+        total = torch.zeros(self.slots["weight"].shape, dtype=torch.float64, device=scaled.device)
         return {"weight": total.index_add_(0, self.tokens, scaled)}
+
+    def rounding(self, slot: str) -> Tensor | None:
+        return torch.zeros(self.records, dtype=torch.float64)
 
     def drop(self, bad: Tensor) -> None:
         self.sums = torch.where(bad[self.owners].unsqueeze(1), torch.zeros_like(self.sums), self.sums)
@@ -129,8 +132,9 @@ class EmbeddingBag(Use):
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
         self.tokens, self.bag_of_token, self.bag_sizes, self.chosen = saved[:4]
-        self.token_weights = saved[4].detach() if len(saved) > 4 else None
-        self.grad = as_sequences(grad, self.output_stride, self.records).to(self.slots["weight"].dtype)
+        # In float64 throughout, so that the norm, which is a product, and the sum agree.
+        self.token_weights = saved[4].double() if len(saved) > 4 else None
+        self.grad = as_sequences(grad, self.output_stride, self.records).double()
         numbered = torch.arange(grad.shape[0], device=grad.device).unsqueeze(1).expand_as(grad)
         self.bags = as_sequences(numbered, self.output_stride, self.records)[:, :, 0]
         self.method = "product" if self.bags.shape[1] == 1 else "chunks"
@@ -155,12 +159,13 @@ class EmbeddingBag(Use):
         """How much each token counts in its bag."""
         counts = (self.tokens != self.padding).double()
         if self.token_weights is not None:
-            counts = torch.where(counts > 0, self.token_weights.double(), 0.0)
+            counts = torch.where(counts > 0, self.token_weights, 0.0)
         return counts / self.bag_sizes[self.bag_of_token] if self.mode == _MEAN else counts
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        scale = weights["weight"].to(self.grad.dtype).view(-1, 1, 1)
-        return {"weight": self._summed(self.bags, self.grad * scale)}
+        if self.method == "chunks":  # the numbers that were measured
+            return super().form_weighted_sum(weights)
+        return {"weight": self._summed(self.bags, self.grad * weights["weight"].view(-1, 1, 1))}
 
     def _summed(self, bags: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the table where only `bags` have a gradient."""

@@ -71,7 +71,7 @@ def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], 
 
 
 class Generic(Use):
-    per_record = ("grad", "inputs")
+    per_record = ("grad",)
     operation: str
     call: Callable[[list[Any]], Tensor]
     leaves: list[Any]

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from privet.gradients.layout import canonical
-from privet.gradients.norms import squared_norms
+from privet.gradients.norms import scaled_squared_norms, squared_norms
 from privet.gradients.operation import Operation, operation
+from privet.gradients.rules.grams import GramSums, Rounding, bounded_squared_norms, product_of
+from privet.gradients.rules.workspace import workspace
 from privet.gradients.use import Budget, Use
+from privet.gradients.weighing import add_weighed, weigh
 
-_CACHE_BYTES = 2**20
+_PIECE_BYTES = 2**22
+"""Of 1 to 8 MiB the fastest to form, measure and weigh, at sequences of a transformer and an LSTM (AMD EPYC, one thread)."""
+
+_SHORT = 16
+"""Up to this length of a sequence the weighted sum is one product of matrices in float64. In longer ones it takes more
+time than forming each record's gradient in float32 and adding these up in float64: 0.06 ns for each multiplication
+against 0.03 and 0.5 for each number of the gradient (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
+
+_PRODUCT = 2**17
+"""How many numbers of a matrix are converted to float64 at a time; of 2^15 to 2^18 it was the fastest (same machine)."""
+
+_LARGER, _SLOWER = 1.7, 64
+"""Gradients are kept where that takes less memory than the inputs and output gradients that are kept otherwise. They are
+also kept where it takes up to 1.7 times as much, if the Gram matrices need more than 64 multiplications for each of
+their numbers: keeping a number takes about 1 ns, and a multiplication of half a matrix 0.015 (same machine)."""
 
 _STEP, _ROUND = 32, 16
 """A Gram matrix is formed in four steps, of at least so many rows and a multiple of so many: of two to eight steps it was
@@ -50,14 +68,18 @@ def matmul(op: Operation) -> Any:
 
 class Linear(Use):
     per_record = ("x", "grad", "sums")
+    chunk_bytes = _PIECE_BYTES
     input_stride: int
     output_stride: int
     x: Tensor | None = None
     grad: Tensor | None = None
     sums: Tensor | None = None
+    pieces: list[tuple[slice, Tensor]] | None = None
+    """The gradients of the weight for slices of the records, where they are kept: small pieces fit where activations were
+    freed, and fresh memory costs a page fault for every 4 KiB."""
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
-        dtype = next(iter(self.slots.values())).dtype
+        dtype = at_least_single(next(iter(self.slots.values())).dtype)
         x = as_sequences(saved[0], self.input_stride, self.records).to(dtype)
         grad = as_sequences(grad, self.output_stride, self.records).to(dtype)
         self.x, self.grad = x, grad
@@ -86,35 +108,59 @@ class Linear(Use):
         if "weight" not in self.slots:
             self.hold(self.form(slice(0, self.records)))
             self.x = self.grad = None
-        elif gram >= width * height and budget.take(self.instance_bytes()):
+        elif self._is_better_kept() and budget.take(self.instance_bytes()):
             self._hold_instances()
         else:
             self.method = "gram" if gram < 2 * width * height else "chunks"
 
+    def _is_better_kept(self) -> bool:
+        assert self.x is not None and self.grad is not None
+        length, width, height = self.x.shape[1], self.x.shape[2], self.grad.shape[2]
+        others, numbers = length * (width + height), width * height
+        return others >= numbers or (_LARGER * others >= numbers and length * others >= _SLOWER * numbers)
+
     def _hold_instances(self) -> None:
         """Form and measure a few records at a time, so that their norms are taken in the cache."""
-        assert self.x is not None and self.grad is not None
-        weight = self.x.new_empty(self.records, self.grad.shape[2], self.x.shape[2])
-        norms = torch.empty(self.records, dtype=torch.float64)
-        for rows in self.chunks(_CACHE_BYTES):
-            torch.bmm(self.grad[rows].mT, self.x[rows], out=weight[rows])
-            norms[rows] = squared_norms(weight[rows])
-        formed = {"weight": weight, "bias": self.grad.sum(1)} if "bias" in self.slots else {"weight": weight}
-        self.hold(formed)
-        self.norms = {"weight": norms}
+        self.pieces, norms = [], []
+        for rows in self.chunks():
+            weight = self._weights(rows)
+            self.pieces.append((rows, weight))
+            norms.append(squared_norms(weight))
+        self.norms = {"weight": torch.cat(norms)}
+        if "bias" in self.slots:
+            self.summed_grad()
+        self.method = "instances"
         self.x = self.grad = None
 
-    def form(self, rows: slice) -> dict[str, Tensor]:
+    def _weights(self, rows: slice) -> Tensor:
         assert self.x is not None and self.grad is not None
-        grad = self.grad[rows]
+        return torch.bmm(self.grad[rows].mT, self.x[rows])
+
+    def instantiate(self, rows: slice) -> dict[str, Tensor]:
+        if self.pieces is None:
+            return super().instantiate(rows)
+        parts = [
+            weight[max(rows.start - kept.start, 0) : rows.stop - kept.start]
+            for kept, weight in self.pieces
+            if kept.start < rows.stop and rows.start < kept.stop
+        ]
+        found = {"weight": torch.cat(parts) if len(parts) > 1 else parts[0]}
+        return {**found, "bias": self.summed_grad()[rows]} if "bias" in self.slots else found
+
+    def form(self, rows: slice) -> dict[str, Tensor]:
         formed = {}
         if "weight" in self.slots:
-            formed["weight"] = torch.bmm(grad.mT, self.x[rows])
+            formed["weight"] = self._weights(rows)
         if "bias" in self.slots:
-            formed["bias"] = grad.sum(1)
+            formed["bias"] = self.summed_grad()[rows]
         return formed
 
+    # --- norms ------------------------------------------------------------------------------------------------------
+
     def form_squared_norms(self) -> dict[str, Tensor]:
+        if self.pieces is not None:
+            biases = {"bias": squared_norms(self.summed_grad())} if "bias" in self.slots else {}
+            return self.norms | biases
         assert self.x is not None and self.grad is not None
         if self.method == "chunks":
             return super().form_squared_norms()
@@ -127,20 +173,59 @@ class Linear(Use):
         if "bias" in self.slots:
             norms["bias"] = squared_norms(self.summed_grad())
         if "weight" in self.slots:
-            norms["weight"] = gram_squared_norms(self.x, self.grad_gram())
+            norms["weight"] = bounded_squared_norms(self.x, self.grad, self._rounding(), self._gram_sums)
         return norms
 
-    def scaled_squared_norms(self, scales: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.method != "product":
-            return super().scaled_squared_norms(scales)
+    def _gram_sums(self, x: Tensor, grad: Tensor) -> GramSums:
+        return GramSums.of(gram_blocks(x), self.grad_gram() if grad is self.grad else gram_blocks(grad))
+
+    def grad_gram(self) -> list[Tensor]:
+        assert self.grad is not None
+        return gram_blocks(self.grad)
+
+    def _rounding(self) -> Rounding:
         assert self.x is not None and self.grad is not None
-        # The square of an outer product is the outer product of the squares.
-        x, grad = self.x[:, 0].square(), self.grad[:, 0].square()
-        products = {
-            "weight": lambda scale: (grad @ scale).mul_(x).sum(1, dtype=torch.float64),
-            "bias": lambda scale: (grad * scale).sum(1, dtype=torch.float64),
-        }
-        return {name: products[name](scales[name].square()) for name in self.slots}
+        formed = torch.float64 if self._sums_at_once() else self.x.dtype
+        return Rounding(self.x.shape[1], self.x.shape[2], self.grad.shape[2], 0, formed)
+
+    def rounding(self, slot: str) -> Tensor | None:
+        if slot == "bias" or self.x is None or self.grad is None:
+            return torch.zeros(self.records, dtype=torch.float64)
+        lengths = (squared_norms(t.flatten(0, 1)).view(t.shape[:2]) for t in (self.x, self.grad))
+        single = replace(self._rounding(), formed=self.x.dtype)
+        return 2.0 * single.of_forming(torch.stack(list(lengths)).prod(0).sqrt_().sum(1))
+
+    def scaled_squared_norms(self, scales: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self._sums_at_once():
+            return super().scaled_squared_norms(scales)
+        assert self.grad is not None
+        found = {}
+        if "bias" in self.slots:
+            found["bias"] = scaled_squared_norms(self.summed_grad(), scales["bias"])
+        if "weight" in self.slots:
+            scale = scales["weight"].double()
+            weight = self._scaled_products if self.method == "product" else self._scaled_matrices
+            found["weight"] = weight(scale)
+        return found
+
+    def _scaled_products(self, scale: Tensor) -> Tensor:
+        """The square of an outer product is the outer product of the squares."""
+        assert self.x is not None and self.grad is not None
+        x, grad = (t[:, 0].double().square() for t in (self.x, self.grad))
+        return (grad @ scale.square()).mul_(x).sum(1)
+
+    def _scaled_matrices(self, scale: Tensor) -> Tensor:
+        """In float64, as the weighted sum is; with what another order of the additions can make of it."""
+        assert self.x is not None and self.grad is not None
+        rounding, found = 2.0**-50 * self.x.shape[1], []
+        for rows in self.chunks():
+            x, grad = self.x[rows].double(), self.grad[rows].double()
+            exact = (torch.bmm(grad.mT, x) * scale).flatten(1).norm(dim=1)
+            largest = (torch.bmm(grad.abs().mT, x.abs()) * scale).flatten(1).norm(dim=1)
+            found.append((exact + rounding * largest).square())
+        return torch.cat(found)
+
+    # --- sums -------------------------------------------------------------------------------------------------------
 
     def summed_grad(self) -> Tensor:
         """The output gradients of each record summed over its sequence: the gradients of the bias."""
@@ -149,30 +234,45 @@ class Linear(Use):
             self.sums = self.grad.sum(1) if self.grad.shape[1] > 1 else self.grad.squeeze(1)
         return self.sums
 
-    def grad_gram(self) -> list[Tensor]:
-        assert self.grad is not None
-        return gram_blocks(self.grad)
+    def _sums_at_once(self) -> bool:
+        """Whether the weighted sum is one product of matrices in float64."""
+        return self.method == "product" or (self.method == "gram" and self.x is not None and self.x.shape[1] <= _SHORT)
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        assert self.x is not None and self.grad is not None
+        if self.method == "product" and len(self.slots) == 2 and weights["weight"] is weights["bias"]:
+            assert self.x is not None and self.grad is not None
+            weight, bias = _weighted_products(self.x.squeeze(1), self.grad.squeeze(1), weights["weight"])
+            return {"weight": weight, "bias": bias}
         summed = {}
         if "bias" in self.slots:
-            summed["bias"] = weights["bias"].to(self.grad.dtype) @ self.summed_grad()
+            summed["bias"] = weigh(self.summed_grad(), weights["bias"])
         if "weight" in self.slots:
-            x, grad, scale = self.x, self.grad, weights["weight"].to(self.grad.dtype)
-            if self.method == "product":
-                x, grad, scale = x.squeeze(1), grad.squeeze(1), scale.unsqueeze(1)
-            elif grad.stride(0) < grad.stride(1):
-                # Records inside sequences: then so they are flattened, without a copy.
-                x, grad, scale = x.transpose(0, 1), grad.transpose(0, 1), scale[:, None]
-            else:
-                scale = scale[:, None, None]
-            if x.shape[-1] < grad.shape[-1]:
-                x = x * scale
-            else:
-                grad = grad * scale
-            summed["weight"] = _product(grad.flatten(0, -2), x.flatten(0, -2))
+            summed["weight"] = self._weight_sum(weights["weight"])
         return summed
+
+    def _weight_sum(self, weights: Tensor) -> Tensor:
+        if self._sums_at_once():
+            assert self.x is not None and self.grad is not None
+            each = weights.repeat_interleave(self.x.shape[1])
+            return _weighted_products(self.x.flatten(0, 1), self.grad.flatten(0, 1), each)[0]
+        slot = self.slots["weight"]
+        total = torch.zeros(slot.shape, dtype=torch.float64, device=slot.device)
+        for rows, weight in self.pieces or ((rows, self._weights(rows)) for rows in self.chunks()):
+            add_weighed(total, weight, weights[rows])
+        return total
+
+    def drop(self, bad: Tensor) -> None:
+        super().drop(bad)
+        for rows, weight in self.pieces or ():
+            weight[bad[rows]] = 0
+
+    def kept_bytes(self) -> int:
+        return super().kept_bytes() + sum(weight.numel() * weight.element_size() for _, weight in self.pieces or ())
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """What gradients of parameters of this dtype are computed in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
@@ -182,24 +282,31 @@ def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
     return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
 
 
-def _product(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``: the narrower matrix goes first, which is up to six times as fast."""
-    return grad.mT @ x if grad.shape[1] <= x.shape[1] else (x.mT @ grad).mT.contiguous()
+def _weighted_products(x: Tensor, grad: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """``grad.T @ (weights * x)`` and ``grad.T @ weights`` in float64, a few rows at a time, whose copies stay in the cache."""
+    # The narrower matrix goes first, which is up to six times as fast; it is the one that is multiplied by the weights. A
+    # further column for the weights themselves gives the second result.
+    swapped = grad.shape[1] > x.shape[1]
+    narrow, wide = (x, grad) if swapped else (grad, x)
+    width, columns = narrow.shape[1], wide.shape[1]
+    step = min(max(_PRODUCT // max(columns, 1), _ROUND), max(len(x), 1))
+    scaled, copied = (
+        workspace.take(name, (step, n), weights) for name, n in (("scaled", width + 1), ("copied", columns))
+    )
+    total, beside = weights.new_zeros(width + swapped, columns), weights.new_zeros(width)
+    for start in range(0, len(x), step):
+        rows = slice(start, min(start + step, len(x)))
+        first, second, factors = scaled[: rows.stop - start], copied[: rows.stop - start], weights[rows].unsqueeze(1)
+        torch.mul(narrow[rows], factors, out=first[:, :width])
+        first[:, width:] = factors
+        total.addmm_(first[:, : width + swapped].mT, second.copy_(wide[rows]))
+        if not swapped:
+            beside += first[:, :width].sum(0)
+    return (total[:width].mT.contiguous(), total[width]) if swapped else (total, beside)
 
 
 def gram_blocks(rows: Tensor) -> list[Tensor]:
     """The Gram matrix of each ``rows[i]``, by steps: it is symmetric, so each meets only itself and what comes after."""
     length = rows.shape[1]
     step = max(-(-length // (4 * _ROUND)) * _ROUND, _STEP)
-    return [torch.bmm(rows[:, start : start + step], rows[:, start:].mT) for start in range(0, length, step)]
-
-
-def gram_squared_norms(x: Tensor, grad_gram: list[Tensor]) -> Tensor:
-    """Squared norms of ``grad[i].T @ x[i]`` without forming it: the sum of the product of two Gram matrices."""
-    total = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-    for block, of_grad in zip(gram_blocks(x), grad_gram, strict=True):
-        products = block.mul_(of_grad)
-        # All but the square in front stand for their mirror images, too.
-        square = products[:, :, : products.shape[1]]
-        total += 2 * products.sum((1, 2), dtype=torch.float64) - square.sum((1, 2), dtype=torch.float64)
-    return total.clamp_(min=0)
+    return [product_of(rows[:, start : start + step], rows[:, start:]) for start in range(0, length, step)]

@@ -8,21 +8,22 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from privet.gradients.rules.grams import GramSums, product_of
 from privet.gradients.rules.patches import Geometry, Patches, has_channels_last
 
 _BUFFER_BYTES = 2**21
 
 
-def by_patches(patches: Patches) -> Tensor:
+def by_patches(x: Tensor, grad: Tensor, geometry: Geometry) -> GramSums:
     """From the products of all pairs of patches with those of the gradients at their places."""
-    found = []
-    for rows, (matrix,) in patches.chunks(slice(0, patches.x.shape[0])):
-        grad = patches.grad[rows]
-        found.append(_summed(torch.bmm(matrix, matrix.mT).mul_(torch.bmm(grad.mT, grad))))
-    return torch.cat(found)
+    patches, found = Patches(x, grad, geometry, joined=True), []
+    for rows, (matrix,) in patches.chunks(slice(0, x.shape[0])):
+        of_grad = patches.grad[rows].mT
+        found.append(GramSums.of([product_of(matrix, matrix)], [product_of(of_grad, of_grad)]))
+    return _joined(found)
 
 
-def by_pixels(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+def by_pixels(x: Tensor, grad: Tensor, geometry: Geometry) -> GramSums:
     """The same where the kernel moves in single steps: the product of two patches is a sum, over the kernel, of products
     of two pixels, and these are computed once for all of them."""
     pixels, gradients = _pixels(x), _pixels(grad)
@@ -31,18 +32,23 @@ def by_pixels(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     found = []
     for start in range(0, x.shape[0], step):
         rows = slice(start, start + step)
-        of_x = torch.bmm(pixels[rows], pixels[rows].mT).view(-1, *size, *size)
-        of_grad = torch.bmm(gradients[rows], gradients[rows].mT)
+        of_x = product_of(pixels[rows], pixels[rows]).view(-1, *size, *size)
+        of_grad = product_of(gradients[rows], gradients[rows])
         of_patches = torch.zeros_like(of_grad).view(-1, *places, *places)
         for part in product(*map(range, geometry.kernel)):
             taken, into = _overlap(part, size, places, geometry)
             of_patches[(slice(None), *into, *into)] += of_x[(slice(None), *taken, *taken)]
-        found.append(_summed(of_patches.view_as(of_grad).mul_(of_grad)))
-    return torch.cat(found)
+        found.append(GramSums.of([of_patches.view_as(of_grad)], [of_grad]))
+    return _joined(found)
 
 
-def _summed(products: Tensor) -> Tensor:
-    return products.flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)
+def _joined(found: list[GramSums]) -> GramSums:
+    return GramSums(
+        *(
+            torch.cat(parts)
+            for parts in zip(*((one.products, one.lengths, one.of_x, one.of_grad) for one in found), strict=True)
+        )
+    )
 
 
 def _pixels(images: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ Everywhere `x` is what the kernel moves over and `grad` what it meets there, bot
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor
 
 from privet.gradients.norms import squared_norms
+from privet.gradients.rules.workspace import workspace
+from privet.gradients.weighing import add_weighed
 
 _BUFFER_BYTES = 2**20
 """Patches are copied into a reused buffer of about this size. Of 256 KiB, 1 MiB and 4 MiB it was the fastest on the
@@ -41,25 +42,6 @@ class Geometry:
     groups: int = 1
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
-
-
-class _Workspace(threading.local):
-    """Memory that is used again and again: fresh memory costs a page fault for every 4 KiB."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        size = math.prod(shape)
-        kept = self.kept.get(name)
-        if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
-            kept = like.new_empty(size)
-            if size * like.element_size() <= 2 * _BUFFER_BYTES:
-                self.kept[name] = kept
-        return kept[:size].view(shape)
-
-
-_workspace = _Workspace()
 
 
 def has_channels_last(images: Tensor) -> bool:
@@ -89,13 +71,18 @@ class Instances:
         return ordered.squeeze(-1) if self.order[-1] == 0 else ordered
 
     @staticmethod
-    def weighted_sum(pieces: Sequence[tuple[slice, Instances]], weights: Tensor) -> Tensor:
-        """The sum over the records of pieces that were formed alike, added up before it is brought into order."""
-        one = pieces[0][1]
-        total = torch.zeros_like(one.blocks[:, :1])
+    def weighted_sum(pieces: Iterable[tuple[slice, Instances]], weights: Tensor) -> Tensor:
+        """The sum over the records of pieces that were formed alike, in float64, brought into order at the end."""
+        total = None
         for rows, piece in pieces:
-            for into, block in zip(total.flatten(1), piece.blocks.flatten(2), strict=True):
-                into.addmv_(block.mT, weights[rows].to(block.dtype))
+            if total is None:
+                one = piece
+                total = torch.zeros_like(
+                    piece.blocks[:, :1], dtype=torch.float64, memory_format=torch.contiguous_format
+                )
+            for into, block in zip(total, piece.blocks, strict=True):
+                add_weighed(into[0], block, weights[rows])
+        assert total is not None
         return one._as_weights(total)[0]
 
 
@@ -145,16 +132,6 @@ class Patches:
         order = (1, 2, inputs, *others, 0) if self.joined else (1, 2, inputs, 0, *others)
         return Instances(formed.unflatten(3, shape), order)
 
-    def squared_norms(self) -> Tensor:
-        """The squared norms of the weight gradients, none of which is kept."""
-        found = []
-        for chunk, matrices in self.chunks(slice(0, self.x.shape[0])):
-            grad = self.grad[chunk]
-            formed = _workspace.take("gradients", (*grad.shape[:2], matrices[0].shape[2]), self.x)
-            norms = [squared_norms(torch.bmm(grad, matrix, out=formed)) for matrix in matrices]
-            found.append(torch.stack(norms).sum(0) if len(norms) > 1 else norms[0])
-        return torch.cat(found)
-
     # --- patches ----------------------------------------------------------------------------------------------------
 
     def chunks(self, rows: slice) -> Iterator[tuple[slice, list[Tensor]]]:
@@ -174,11 +151,11 @@ class Patches:
         if bare:
             inside, windows = None, self._windows(x, moves)
         else:
-            frame = _workspace.take("frame", self._ordered((count, self.images), self.inputs, tuple(padded)), x).zero_()
+            frame = workspace.take("frame", self._ordered((count, self.images), self.inputs, tuple(padded)), x).zero_()
             within = tuple(slice(p, p + s) for p, s in zip(g.padding, self.size, strict=True))
             inside = frame[self._ordered((slice(None), slice(None)), slice(None), within)]
             windows = self._windows(frame, moves)
-        copied = _workspace.take("patches", (count, *windows.shape[1:]), x)
+        copied = workspace.take("patches", (count, *windows.shape[1:]), x)
         if self.joined:
             matrices, joins = self._joined(copied)
         else:
@@ -235,10 +212,10 @@ class Patches:
         count, images, rest = rows.shape[0], self.images, rows.shape[4]
         shape = (count, images, height, rest, g.kernel[0], self.columns)
         if self.channels_last:
-            matrix = _workspace.take("joined", shape, copied)
+            matrix = workspace.take("joined", shape, copied)
             merged = matrix.flatten(4).flatten(1, 3)
         else:
-            positions_last = _workspace.take("joined", (count, *shape[4:], *shape[1:4]), copied)
+            positions_last = workspace.take("joined", (count, *shape[4:], *shape[1:4]), copied)
             matrix = positions_last.movedim((1, 2), (4, 5))
             merged = positions_last.flatten(3).flatten(1, 2).mT
         joins = []
