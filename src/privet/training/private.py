@@ -289,6 +289,8 @@ class Private:
         """Give the loop's body a few records to see that it treats each on its own; see `privet.training.rehearsal`."""
         if not self._self_check or step <= self._rehearsed_to or not (is_rehearsed(step) or self._rehearsed_to < 0):
             return
+        if self._count() < 2:
+            return  # the only record there is has nobody to meet
         if self._rehearsed_to < 0:
             self._records.check_collate(self._count())
         for seed in (2 * step, 2 * step + 1):
