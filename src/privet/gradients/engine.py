@@ -223,6 +223,7 @@ class Engine:
         if not self._handles:
             raise PrivetError("The engine is not attached: batches are handed out while it is.")
         self._strict, self._recorder.quiet = True, False
+        self._refuse_gradient_hooks()
         self._open(Pass(records, self._new_budget(), trusting=False, assume=assume, alone=alone))
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
         assert self._pass is not None
@@ -445,7 +446,9 @@ class Engine:
 
     def _guard(self, name: str) -> Callable[[Tensor], None]:
         def refuse(parameter: Tensor) -> None:
-            if self._paused or (self._pass is not None and (self._pass.alone or not self._pass.records)):
+            if self._paused or (self._pass is not None and not self._pass.records):
+                return
+            if self._pass is not None and self._pass.alone and self._pass.pending in ("mean", "sum"):
                 return
             parameter.grad = None
             raise UnsupportedModelError(
@@ -455,6 +458,19 @@ class Engine:
             )
 
         return refuse
+
+    def _refuse_gradient_hooks(self) -> None:
+        for name, parameter in self._recorder.parameters.items():
+            if parameter._backward_hooks or len(parameter._post_accumulate_grad_hooks or ()) > 1:
+                raise UnsupportedModelError(
+                    f"Parameter '{name}' has a hook on its gradient, which would see something else than the private "
+                    f"gradient: remove the hook, and look at parameter.grad after optimizer.step()."
+                )
+
+    def drop(self) -> None:
+        """Forget the batch that was handed out, with whatever was done to it."""
+        if self._pass is not None:
+            self._pass.closed, self._pass = True, None
 
     def refuse_changed_buffers(self) -> None:
         """Raise where a forward pass over records has changed a buffer, which would be released as it is."""

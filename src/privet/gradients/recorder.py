@@ -370,6 +370,13 @@ class Recorder(TorchFunctionMode):
             return self._without_records(name, func, args, kwargs, tensors, tracked)
         if self.current.public and tracked:
             raise PrivetError(NOT_PUBLIC)
+        if not self.current.trusting and torch.is_grad_enabled():
+            self._refuse_trained_elsewhere(known)
+        if name == "batch_norm" and (kwargs.get("training") or (len(args) > 5 and args[5])):
+            raise self.refusal(
+                "batch normalization in training mode normalizes each record by the others; privet.fix(model) returns the "
+                "model with GroupNorm in its place, and a pretrained one can be put in eval mode"
+            )
         if name in REFUSED:
             raise self.refusal(REFUSED[name])
         if name in _ESCAPES or name == "register_hook":
@@ -432,7 +439,8 @@ class Recorder(TorchFunctionMode):
             for tensor in _tensors(out):
                 if id(tensor) not in self._names and not self._is_constant(tensor):
                     set_mark(tensor, constant)
-            if name.endswith("_") and args and isinstance(args[0], Tensor) and id(args[0]) in self._versions:
+            watched = name.endswith("_") and args and isinstance(args[0], Tensor) and id(args[0]) in self._versions
+            if watched and not self.current.alone:  # for records that come one by one, it would count them
                 self._versions[id(args[0])] = args[0]._version
         return out
 
@@ -595,6 +603,16 @@ class Recorder(TorchFunctionMode):
             if mark is None or not self._is_current(mark) or stride < 0 or mark.stride is None:
                 why = doubt or "records were written into a part of a tensor"
                 set_mark(base, self.current.unknown(why))
+
+    def _refuse_trained_elsewhere(self, known: list[tuple[Tensor, Mark | None]]) -> None:
+        """A tensor that is trained, and of which the plan knows nothing, would have the raw gradient of the records."""
+        for tensor, mark in known:
+            if mark is None and tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._names:
+                raise UnsupportedModelError(
+                    f"A tensor of shape {tuple(tensor.shape)} that requires a gradient meets the records, and is not among the "
+                    f"parameters that make_private was given: give it all models that learn from the records, as "
+                    f"make_private([model, head], ...), or freeze it with requires_grad_(False)."
+                )
 
     def _refuse_penalty(self, known: list[tuple[Tensor, Mark | None]]) -> None:
         """A parameter meets what is left of the records after they were joined: that gradient would belong to no record."""

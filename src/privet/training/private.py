@@ -24,7 +24,7 @@ from privet.training.limit import Limit
 from privet.training.optimizers import check_last_hook, check_optimizers, guard, release, unguard
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
-from privet.training.rehearsal import MOST, Rehearsal, held_still, is_rehearsed, selected
+from privet.training.rehearsal import MOST, AloneRehearsal, Rehearsal, held_still, is_rehearsed, selected
 from privet.training.standing import OnStep, Standing
 from privet.training.state import Stateful, restore, state_of
 from privet.training.surroundings import Surroundings
@@ -80,11 +80,13 @@ class Private:
         self._waiting: set[Optimizer] = set()
         """The optimizers that have not stepped on the batch that was handed out."""
         self._public: list[Callable[[], Tensor | None]] = []
-        self._isolation, self._self_check = isolation, self_check and isolation != "each"
+        self._isolation, self._self_check = isolation, self_check
         self._rehearsal: Rehearsal | None = None
         self._rehearsed_to = -1
         """The last step before which the loop was checked."""
         self._surroundings: Surroundings | None = None
+        self._void = False
+        """Whether the body has passed over the batch that it was given."""
         self.stream: Tensor | None = None
         self.torch_state: Tensor | None = None
         self._paused = False
@@ -249,11 +251,16 @@ class Private:
                 if len(part.indices):
                     self._hand_out(batch, len(part.indices))
                     yield batch
-                    self._check_used()
-                else:
-                    # An empty batch is a step like any other: noise, and nothing else. No model need digest it.
+                    self._void = self._may_skip and len(self._waiting) == len(self.optimizers)
+                if self._void or not len(part.indices):
+                    # An empty batch is a step like any other: noise, and nothing else. No model need digest it. So is one that
+                    # the body has passed over: whether it does may depend on the records, and must not be seen.
+                    self.engine.drop()
                     for optimizer in self.optimizers:
                         optimizer.step()
+                    self._void = False
+                else:
+                    self._check_used()
                 self._part = self._batch = None
                 if part.last and tick is not None:
                     tick(lambda: self.spent().epsilon)
@@ -305,6 +312,11 @@ class Private:
                 break  # what looks wrong is looked at again, with other records
         self._rehearsed_to = step
 
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a batch may be passed over: a rehearsal has shown that the body uses batches, if it wants to."""
+        return self._rehearsed_to >= 0
+
     def _count(self) -> int:
         """The records of a rehearsal: not as many as a batch is expected to have, so that a loss which is divided by that
         constant is not taken for one that is divided by the size of the batch."""
@@ -317,7 +329,7 @@ class Private:
         assert self._surroundings is not None
         dims = {id(tensor): dim for tensor, dim in self._records.dims(batch)}
         precise = all(p.element_size() >= 4 for p in self._parameters.values())
-        self._rehearsal = Rehearsal(count, precise)
+        self._rehearsal = (AloneRehearsal if self._isolation == "each" else Rehearsal)(count, precise)
         rehearsal = self._rehearsal
         self.engine.size_divisors = frozenset()
         with held_still(self.engine, self._surroundings.moving) as reset, self.engine.still():
@@ -363,7 +375,8 @@ class Private:
             )
         check_last_hook(optimizer)
         if len(self._waiting) == len(self.optimizers):
-            gradients = self.engine.gradients() if self._part is _NOBODY or len(self._part.indices) else self.engine.empty()
+            empty = self._void or (self._part is not _NOBODY and not len(self._part.indices))
+            gradients = self.engine.empty() if empty else self.engine.gradients()
             self.engine.set_quiet(True)
             self._check_parameters()
             if self._rehearsal is not None:

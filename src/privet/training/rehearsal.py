@@ -116,13 +116,8 @@ class Rehearsal:
 
     def complaint(self) -> str:
         """What is wrong, in words that name no record; empty where nothing is."""
-        for state in self.states[1:]:
-            moved = [name for name in self.states[0].keys() | state.keys() if self.states[0].get(name) != state.get(name)]
-            if moved:
-                return (
-                    f"The {sorted(moved)[0]} depends on the records of the batch, outside the clipped gradient. Nothing was "
-                    f"released. Keep statistics of records out of the model and its optimizers."
-                )
+        if complaint := self._moved():
+            return complaint
         whole, exchanged, again, part = self.measured
         for other, half in ((exchanged, slice(0, self.kept)), (again, slice(self.kept, self.records))):
             if self._differs(whole, other, half):
@@ -141,6 +136,18 @@ class Rehearsal:
                 f"one of {self.records}: the loss is divided by the size of the batch in a way that was not recognized. "
                 f"Nothing was released. Give the loss of each record to private.step(losses), or use loss.mean()."
             )
+        return ""
+
+    def _moved(self) -> str:
+        """Whether a trial has left something else behind than another one."""
+        first = self.states[0]
+        for state in self.states[1:]:
+            moved = [name for name in first.keys() | state.keys() if first.get(name) != state.get(name)]
+            if moved:
+                return (
+                    f"The {sorted(moved)[0]} depends on the records of the batch, outside the clipped gradient. Nothing was "
+                    f"released. Keep statistics of records out of the model and its optimizers."
+                )
         return ""
 
     def _differs(self, one: Measured, other: Measured, half: slice) -> bool:
@@ -167,6 +174,30 @@ class Rehearsal:
             return ", in the loss"
         name = max(ratios, key=lambda n: abs(math.log(ratios[n])))
         return f"; most in that of '{name}'"
+
+
+@dataclass(eq=False)
+class AloneRehearsal(Rehearsal):
+    """The check of a loop that is given one record at a time: what came before a record must not matter to it."""
+
+    def trials(self) -> Iterator[tuple[str, Tensor]]:
+        for name, place in (("one", 0), ("another", 1), ("the first again", 0)):
+            yield name, torch.tensor([place])
+
+    @property
+    def size_divisors(self) -> frozenset[float]:
+        return frozenset()
+
+    def complaint(self) -> str:
+        first, _, again = self.measured
+        if complaint := self._moved():
+            return complaint
+        if self._differs(first, again, slice(0, 1)):
+            return (
+                f"A record's gradient depends on the records that came before it{self._culprit(first, again, slice(0, 1))}. "
+                f"Nothing was released. Look for what the model or the loop keeps from one batch to the next."
+            )
+        return ""
 
 
 def _left_behind(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Any]]:
