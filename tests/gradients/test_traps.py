@@ -244,7 +244,7 @@ def test_own_rule_in_ten_lines() -> None:
             return Double.apply(x, self.factor)
 
     model = nn.Sequential(nn.Linear(4, 4), Scale(), nn.Linear(4, 2))
-    with pytest.raises(UnsupportedModelError, match="autograd.Function Double"), Engine(model):
+    with pytest.raises(UnsupportedModelError, match=r"autograd\.Function Double"), Engine(model):
         model(torch.randn(3, 4)).sum().backward()
 
     @rule(Scale)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,8 +110,9 @@ class Training:
         moved = 0.0
         try:
             private = self._private(model, optimizer, ledger, present, seed, noise)
-            if self.public_loss is not None and _takes_function(private):
-                private.public(lambda: self.public_loss(model))  # type: ignore[call-arg]
+            if self.public_loss is not None:
+                public_loss = self.public_loss
+                private.public(lambda: public_loss(model))
             for step in range(self.steps):
                 before = {name: p.detach().clone() for name, p in model.named_parameters()}
                 drawn = self._step(private, model, optimizer, step)
@@ -135,8 +135,6 @@ class Training:
     ) -> Private:
         rows = torch.cat([self.others, self.canary[None]]) if present else self.others
         common: dict[str, Any] = {"max_grad_norm": 1.0} if "clipping" not in self.settings else {}
-        if "loss_reduction" not in self.settings:
-            common["loss_reduction"] = "sum"
         return privet.make_private(
             model,
             optimizer,
@@ -148,32 +146,20 @@ class Training:
             noise_multiplier=self.noise if noise is None else noise,
             seed=seed,
             ledger=ledger,
-            **{**common, **_unchecked(), **self.settings},
+            # A thousand runs of one model need one self-check, which the library's tests make.
+            **{**common, "self_check": False, **self.settings},
         )
 
     def _step(self, private: Private, model: nn.Module, optimizer: Optimizer, step: int) -> Counter[int]:
         """One step as a user's loop makes it; returns how often each record was in it."""
         drawn = Counter[int]()
         for x, places in private.batches(steps=1):
-            drawn.update(places.tolist())
             optimizer.zero_grad()
             self.in_loop(model, optimizer, step)
             self.loss(model, x, step).backward()
-            if self.public_loss is not None and not _takes_function(private):
-                with private.public():
-                    self.public_loss(model).backward()
             optimizer.step()
+            drawn.update(places.tolist())
         return drawn
-
-
-@cache
-def _unchecked() -> dict[str, Any]:
-    """A thousand runs of one model need one self-check, which the library's tests make."""
-    return {"self_check": False} if "self_check" in inspect.signature(privet.make_private).parameters else {}
-
-
-def _takes_function(private: Private) -> bool:
-    return bool(inspect.signature(private.public).parameters)
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

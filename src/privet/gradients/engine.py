@@ -22,9 +22,7 @@ from privet.gradients.use import Budget, Use
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
 Reduction = Literal["mean", "sum"]
-PER_RECORD = (
-    "Give the loss of each record, a vector with one entry for each, to private.step(losses) or private.backward(losses)."
-)
+PER_RECORD = "Give the loss of each record, a vector with one entry for each, to private.step(losses) or private.backward(losses)."
 
 
 class UnknownReductionError(PrivetError):
@@ -164,7 +162,7 @@ class Engine:
         if isinstance(self._pass.pending, PrivetError):
             raise self._pass.pending
         if self._pass.pending is not None and given:
-            whole = Whole("", 1, {name: p for name, p in given.items()})
+            whole = Whole("", 1, dict(given))
             whole.hold({name: p.grad.unsqueeze(0) for name, p in given.items() if p.grad is not None}, "alone")
             self._pass.received.append(whole)
             for parameter in given.values():
@@ -209,6 +207,7 @@ class Engine:
         *,
         assume: bool = False,
         alone: bool = False,
+        strangers: bool = False,
     ) -> None:
         """Listen from now on, until `gradients`, to what is done with a batch.
 
@@ -217,6 +216,7 @@ class Engine:
             records: how many there are.
             assume: go on where records are not known to be kept apart; `doubts` says why they are not.
             alone: the batch is one record. Its gradient is what autograd says, whatever the model does.
+            strangers: a tensor of unknown origin counts as a constant.
         """
         if alone and records > 1:
             raise InputError(f"A record that is alone comes in a batch of one, not of {records}.")
@@ -224,7 +224,7 @@ class Engine:
             raise PrivetError("The engine is not attached: batches are handed out while it is.")
         self._strict, self._recorder.quiet = True, False
         self._refuse_gradient_hooks()
-        self._open(Pass(records, self._new_budget(), trusting=False, assume=assume, alone=alone))
+        self._open(Pass(records, self._new_budget(), trusting=False, strangers=strangers, assume=assume, alone=alone))
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
         assert self._pass is not None
         self._recorder.hand_out(self._pass, batch)

@@ -197,7 +197,9 @@ def _where(moved: Moved) -> int:
 def _broadcast_tensors(moved: Moved) -> int:
     """Each result is the argument of its place, expanded."""
     own = moved.tensors[moved.index]
-    return aligned(moved, moved.out.shape) if own[1] is None else aligned(replace(moved, tensors=(own,)), moved.out.shape)
+    return (
+        aligned(moved, moved.out.shape) if own[1] is None else aligned(replace(moved, tensors=(own,)), moved.out.shape)
+    )
 
 
 @_follows("type_as to")
@@ -335,9 +337,10 @@ def _pieces(moved: Moved) -> int:
     size = moved.argument(1, "split_size_or_sections", moved.kwargs.get("split_size", moved.kwargs.get("chunks")))
     if not isinstance(size, int):
         return _piece(moved, dim, None)
-    whole, at = moved.source.shape[dim], moved.index
+    size_of_piece, number = moved.out.shape[dim], moved.index
     # All but the last piece are of one size.
-    return _piece(moved, dim, whole - moved.out.shape[dim] if at and at * moved.out.shape[dim] > whole else at * moved.out.shape[dim])  # fmt: skip
+    start = min(number * size_of_piece, moved.source.shape[dim] - size_of_piece)
+    return _piece(moved, dim, start if number else 0)
 
 
 @_follows("tensor_split split_with_sizes hsplit vsplit")
@@ -567,7 +570,9 @@ def _first_in_front(moved: Moved) -> int:
 @_follows("batch_norm")
 def _batch_norm(moved: Moved) -> int:
     at = moved.at
-    return _place(moved, at.dim) if at and at.dim != 1 and moved.only_first() and not moved.argument(5, "training") else UNKNOWN  # fmt: skip
+    if at is None or at.dim == 1 or not moved.only_first() or moved.argument(5, "training"):
+        return UNKNOWN
+    return _place(moved, at.dim)
 
 
 @_follows("prelu")
@@ -595,11 +600,11 @@ def _inside(dims: int) -> Follow:
     return lambda moved: _outside(moved, dims)
 
 
-for _dims in (1, 2, 3):
+for _spatial in (1, 2, 3):
     _pools = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool", "upsample_nearest",
               "_upsample_nearest_exact", "max_unpool", "fractional_max_pool")  # fmt: skip
     for _pool in _pools:
-        FOLLOWERS[f"{_pool}{_dims}d"] = FOLLOWERS[f"{_pool}{_dims}d_with_indices"] = _inside(_dims)
+        FOLLOWERS[f"{_pool}{_spatial}d"] = FOLLOWERS[f"{_pool}{_spatial}d_with_indices"] = _inside(_spatial)
 FOLLOWERS.update(dict.fromkeys(("upsample_linear1d", "linear", "view_as_complex"), _inside(1)))
 FOLLOWERS.update(dict.fromkeys(("upsample_bilinear2d", "upsample_bicubic2d", "tril", "triu"), _inside(2)))
 FOLLOWERS.update(dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _inside(2)))

@@ -45,22 +45,29 @@ def _targeted(function: Callable[..., Tensor], recorder: Recorder, given: dict[s
     each = function(**{**given, "reduction": "none"})
     stride, why = _place_of_targets(recorder, scores, target, each)
     if reduction == "mean" and given.get("weight") is not None and stride != UNKNOWN and recorder.records > 1:
-        stride, why = UNKNOWN, (
-            "a class-weighted mean divides by a number that other records decide; use reduction='none', and take the mean"
+        stride, why = (
+            UNKNOWN,
+            (
+                "a class-weighted mean divides by a number that other records decide; use reduction='none', and take the mean"
+            ),
         )
     at = position(each.shape, stride, recorder.records)
     if at is None or reduction == "none":
         out = each if reduction == "none" else getattr(each, reduction)()
         recorder.note(out, (stride if recorder.records > 1 else 0) if not why else UNKNOWN, why, each)
         return out
-    out = each.sum() if reduction == "sum" else _own_mean(each, target, given.get("ignore_index", -100), at, stride, recorder)
+    out = (
+        each.sum()
+        if reduction == "sum"
+        else _own_mean(each, target, given.get("ignore_index", -100), at, stride, recorder)
+    )
     recorder.note(out, SUM if reduction == "sum" else MEAN, why, each)
     return out
 
 
 def _own_mean(each: Tensor, target: Tensor, ignored: int, at: Position, stride: int, recorder: Recorder) -> Tensor:
     """The mean over the records of the mean over each record's own targets."""
-    if at.outer == at.inner == 1 and each.ndim == 1 or target.is_floating_point():
+    if (at.outer == at.inner == 1 and each.ndim == 1) or target.is_floating_point():
         return each.mean()
     counts = canonical(target != ignored, stride, recorder.records).flatten(1).sum(1).clamp_(min=1)
     return (canonical(each, stride, recorder.records).flatten(1).sum(1) / counts).mean()
@@ -111,4 +118,3 @@ def kl_div(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "nll_loss": nll_loss, "kl_div": kl_div}
 """Losses that are computed here, by the name of their function in ``torch.nn.functional``."""
-

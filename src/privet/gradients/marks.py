@@ -64,6 +64,8 @@ class Pass:
     budget: Budget
     trusting: bool = True
     """Whether a tensor of unknown origin counts as a constant: it does where the caller is this library."""
+    strangers: bool = False
+    """Whether a tensor of unknown origin counts as a constant, although the caller is not this library."""
     assume: bool = False
     """Whether to go on where records may meet, and only to note why."""
     alone: bool = False

@@ -169,7 +169,7 @@ class Recorder(TorchFunctionMode):
             return None
         if mark is not None:
             return current.unknown("a tensor of an earlier batch is used")
-        if current.public:
+        if current.public or current.strangers:
             return None
         if id(tensor) in self._names or self._is_constant(tensor):
             return self._if_written(tensor)
@@ -195,7 +195,9 @@ class Recorder(TorchFunctionMode):
         name = type(node).__name__.removesuffix("Backward")
         why = f"the backward pass of the autograd.Function {name} is not followed"
         if name == "CheckpointFunction":
-            why = "a part is checkpointed with use_reentrant=True, which hides its forward pass; use use_reentrant=False"
+            why = (
+                "a part is checkpointed with use_reentrant=True, which hides its forward pass; use use_reentrant=False"
+            )
         return Mark(mark.token, mark.stride if self.current.assume else UNKNOWN, why)
 
     def _is_constant(self, tensor: Tensor) -> bool:
@@ -243,7 +245,9 @@ class Recorder(TorchFunctionMode):
                 "The call of backward was not seen: call loss.backward() in the body of the loop, in its own thread."
             )
         if current.reduction not in (None, current.pending):
-            raise PrivetError("One loss is a mean over the records, another one a sum: make both a mean, or both a sum.")
+            raise PrivetError(
+                "One loss is a mean over the records, another one a sum: make both a mean, or both a sum."
+            )
         current.reduction = current.pending
 
     def note(self, out: Tensor, stride: int, why: str, like: Tensor) -> None:
@@ -341,13 +345,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        if (
-            self.quiet
-            or self._suspended
-            or self.current is None
-            or name in _SILENT
-            or _is_silent_getter(func, name)
-        ):
+        if self.quiet or self._suspended or self.current is None or name in _SILENT or _is_silent_getter(func, name):
             return func(*args, **kwargs)
         if name == "backward" or (name == "grad" and func.__name__ == "grad"):
             self.before_backward(args[0] if args else next(iter(kwargs.values())), 1 + (name == "grad"), args, kwargs)
@@ -389,14 +387,14 @@ class Recorder(TorchFunctionMode):
             if out is not NotImplemented:
                 return out
         combines = tracked and torch.is_grad_enabled() and not alone
-        if isinstance(func, FunctionType) and not alone and (combines or name in _TAKEN_APART or not is_known(name)):
-            if func not in self._taken_apart:
-                self._taken_apart.append(func)
-                try:
-                    with self:
-                        return _unguarded(func)(*args, **kwargs)
-                finally:
-                    self._taken_apart.pop()
+        apart = combines or name in _TAKEN_APART or not is_known(name)
+        if isinstance(func, FunctionType) and not alone and apart and func not in self._taken_apart:
+            self._taken_apart.append(func)
+            try:
+                with self:
+                    return _unguarded(func)(*args, **kwargs)
+            finally:
+                self._taken_apart.pop()
         written = _written(name, func, args, kwargs)
         if written is not None:
             self._refuse_guarded(written)
@@ -577,9 +575,9 @@ class Recorder(TorchFunctionMode):
         own = strides.get(id(values)) if isinstance(values, Tensor) else None
         with torch._C.DisableTorchFunction():
             target = moved.out.detach()[index]
-        candidates = [before] if before is not None else [
-            stride_at(moved.out.shape, dim) for dim in range(moved.out.ndim)
-        ]
+        candidates = (
+            [before] if before is not None else [stride_at(moved.out.shape, dim) for dim in range(moved.out.ndim)]
+        )
         for stride in candidates:
             sliced = Moved((moved.out, index), {}, moved.out, stride, ((moved.out, stride),), target, moved.records)
             after = follow("__getitem__", sliced) if position(moved.out.shape, stride, moved.records) else UNKNOWN

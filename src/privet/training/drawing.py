@@ -94,7 +94,9 @@ class Records:
         whole = collated(records)
         for place in range(len(records) - 1, 0, -1):
             other = collated([*records[:place], records[0], *records[place + 1 :]])
-            if [t.shape for t in other] == [t.shape for t in whole]:  # a longest record that is gone changes the padding
+            if [t.shape for t in other] == [
+                t.shape for t in whole
+            ]:  # a longest record that is gone changes the padding
                 collated(records)
                 self._refuse_mixing(whole, other, place)
                 return

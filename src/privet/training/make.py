@@ -191,8 +191,8 @@ def _assumptions(isolation: Isolation, self_check: bool) -> tuple[str, ...]:
     if isolation == "assume":
         checked = ", as a check on a few of them found" if self_check else ""
         return (f"records are processed independently of each other{checked}",)
-    if not self_check and isolation == "follow":
-        return ("the loop treats each record on its own, which was not checked",)
+    if not self_check:
+        return ("the loop treats each record on its own, and uses records in no other way, which was not checked",)
     return ()
 
 

@@ -63,7 +63,7 @@ def guard(owner: object, optimizers: Sequence[Optimizer], before: Hook, after: H
 
 def check_last_hook(optimizer: Optimizer) -> None:
     """Raise where something else would run between the private gradient and the step that uses it."""
-    hooks = list(optimizer._optimizer_step_pre_hooks)  # type: ignore[attr-defined]
+    hooks = list(optimizer._optimizer_step_pre_hooks)
     if optimizer in _LAST and hooks and hooks[-1] != _LAST[optimizer]:
         raise PrivetError(
             "A hook that was registered on the optimizer after make_private would run between the private gradient and its "

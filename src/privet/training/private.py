@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from privet.errors import InputError, PrivetError
@@ -18,7 +18,7 @@ from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
 from privet.training.adam import CorrectedAdam
 from privet.training.average import Average
-from privet.training.drawing import Part, Records, tensors_of
+from privet.training.drawing import Part, Records
 from privet.training.folder import RunFolder
 from privet.training.limit import Limit
 from privet.training.optimizers import check_last_hook, check_optimizers, guard, release, unguard
@@ -275,20 +275,24 @@ class Private:
 
     def _look_around(self) -> None:
         """Before the first batch: what is there holds no records of it, but for the data set itself."""
+        if not self._self_check:
+            return  # then the statement assumes that nothing else holds records
         if self._surroundings is None:
             self._surroundings = Surroundings.now(self.optimizers)
             data = {tensor.untyped_storage()._cdata for tensor in self._records.own_tensors()}
             self._constants = [
                 tensor
                 for tensor in self._surroundings.tensors
-                if mark_of(tensor) is None and not (data and _has_storage(tensor) and tensor.untyped_storage()._cdata in data)
+                if mark_of(tensor) is None
+                and not (data and _has_storage(tensor) and tensor.untyped_storage()._cdata in data)
             ]
         self.engine.know(self._constants)
 
     def _hand_out(self, batch: Any, records: int) -> None:
         self._check_parameters()
         alone, assume = self._isolation == "each", self._isolation == "assume"
-        self.engine.hand_out(self._records.dims(batch), records, assume=assume, alone=alone)
+        strangers = not self._self_check
+        self.engine.hand_out(self._records.dims(batch), records, assume=assume, alone=alone, strangers=strangers)
 
     # --- the self-check ---------------------------------------------------------------------------------------------
 
@@ -326,13 +330,13 @@ class Private:
 
     def _trials(self, batch: Any, count: int) -> Iterator[Any]:
         self._look_around()
-        assert self._surroundings is not None
+        surroundings = self._surroundings or Surroundings.now(self.optimizers)
         dims = {id(tensor): dim for tensor, dim in self._records.dims(batch)}
         precise = all(p.element_size() >= 4 for p in self._parameters.values())
         self._rehearsal = (AloneRehearsal if self._isolation == "each" else Rehearsal)(count, precise)
         rehearsal = self._rehearsal
         self.engine.size_divisors = frozenset()
-        with held_still(self.engine, self._surroundings.moving) as reset, self.engine.still():
+        with held_still(self.engine, surroundings.moving) as reset, self.engine.still():
             for _, places in rehearsal.trials():
                 reset()
                 trial = selected(batch, places, lambda tensor: dims[id(tensor)])
@@ -473,9 +477,7 @@ class Private:
         now = {name: p for name, p in self.engine.model.named_parameters() if p.requires_grad}
         if now.keys() != self._parameters.keys() or any(p is not self._parameters[name] for name, p in now.items()):
             odd = sorted(
-                name
-                for name in now.keys() | self._parameters.keys()
-                if now.get(name) is not self._parameters.get(name)
+                name for name in now.keys() | self._parameters.keys() if now.get(name) is not self._parameters.get(name)
             )[0]
             raise InputError(
                 f"'{odd}' was added, replaced, frozen or unfrozen since make_private, which knows nothing of it: change the "

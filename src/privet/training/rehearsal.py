@@ -42,7 +42,7 @@ def is_rehearsed(step: int) -> bool:
     if step < _OFTEN:
         return step == 0
     power = round(math.log(step / _OFTEN, _LATER))
-    return step == _OFTEN * _LATER**power
+    return bool(step == _OFTEN * _LATER**power)
 
 
 @dataclass(eq=False)
@@ -102,7 +102,10 @@ class Rehearsal:
         places = torch.arange(self.records)
         yield "whole", places
         yield "exchanged", places % self.kept
-        yield "exchanged again", torch.where(places < self.kept, places % (self.records - self.kept) + self.kept, places)
+        yield (
+            "exchanged again",
+            torch.where(places < self.kept, places % (self.records - self.kept) + self.kept, places),
+        )
         yield "part", places[: self.part]
 
     def measure(self, gradients: PerExampleGradients) -> None:

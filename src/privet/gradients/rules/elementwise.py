@@ -79,7 +79,9 @@ def _require_equal_rows(op: Operation, tensor: Tensor, place: Position) -> None:
     parameters = list(op.recorder.parameters.values())
     with torch.enable_grad(), torch._C.DisableTorchFunction():
         split = tensor.unflatten(place.dim, (place.outer, op.records, place.inner)).movedim(place.dim - 1, 0)
-        direction = torch.sin(torch.arange(1, split[0].numel() + 1, dtype=torch.float64)).to(split.dtype).view_as(split[0])
+        direction = (
+            torch.sin(torch.arange(1, split[0].numel() + 1, dtype=torch.float64)).to(split.dtype).view_as(split[0])
+        )
         pulled = [
             torch.autograd.grad(split[row], parameters, direction, retain_graph=True, allow_unused=True)
             for row in (0, op.records // 2, op.records - 1)
