@@ -1,10 +1,11 @@
 """One private step in two versions of the library: how much CPU time the second takes for each second of the first.
 
 Each version runs in a process of its own, on one thread and one core; the two take turns, and which goes first changes from
-round to round, so that whatever else the machine does meets both. A step is zero_grad, forward, loss, backward, clipping,
-noise, division. What is printed is the median over the rounds of the ratio of process CPU times, with its 95 % interval (of
-order statistics: it assumes nothing but that rounds are alike). Beside it stands the ratio of the
-peaks of memory of the two processes.
+round to round, so that whatever else the machine does meets both. A step is one turn of the loop of `make_private`: draw the
+batch (all records, so that both versions have the same), zero_grad, forward, loss, backward, clipping, noise, ledger, division,
+a step of SGD. What is printed is the median over the rounds of the ratio of process CPU times, with its 95 % interval (of
+order statistics: it assumes nothing but that rounds are alike). Beside it stand the ratio of the peaks of memory of the two
+processes, and how much longer the first step took in the second version than in the first, in steps: the self-check.
 
     git worktree add ../old v0.1.0
     python benchmarks/against.py ../old/src src [--models mlp,cnn] [--rounds 40] [--name v0.1.0]
@@ -34,37 +35,34 @@ from _cases import CASES, Case
 
 RESULTS = Path(__file__).parent / "results"
 WARM_UP = 3
+STEPS = 90
+"""Steps of the plan: later self-checks come at step 100 and after."""
 
 
-def make_step(case: Case, channels_last: bool) -> Callable[[], None]:
-    """A whole private step of the version of the library that this process imports."""
-    from privet.clipping import FlatClipping
-    from privet.gradients import Engine
-    from privet.noise import GaussianNoise
-    from privet.randomness import Randomness
-    from privet.sampling import PoissonSampling
-    from privet.training.plan import Plan
-    from privet.training.step import Step
+def make_loop(case: Case, channels_last: bool) -> tuple[Callable[[], None], Any]:
+    """A step of a user's loop with the version of the library that this process imports, and what `make_private` gave."""
+    from torch.utils.data import TensorDataset
+
+    import privet
 
     torch.manual_seed(0)
     model, x, y = case.make(), case.inputs(case.batch), case.targets(case.batch)
     if channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    engine, clipping = Engine(model).attach(), FlatClipping(1.0)
-    plan = Plan(PoissonSampling(0.01), clipping, GaussianNoise(1.0), 1000, 100 * case.batch)
-    randomness, parameters = Randomness.of(0), dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    private = privet.make_private(
+        model, optimizer, TensorDataset(x, y), batch_size=case.batch, steps=STEPS, noise_multiplier=1.0, delta=1e-5,
+        max_grad_norm=1.0, seed=0,
+    )  # fmt: skip
+    batches = iter(private.batches())
 
     def run() -> None:
+        inputs, targets = next(batches)
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        step = Step(plan, 0, randomness)
-        step.add(engine.gradients(), clipping)
-        released = step.release(lambda event, tensors: None).gradients
-        for name, parameter in parameters.items():
-            parameter.grad = released[name]
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
 
-    return run
+    return run, private
 
 
 def work(model: str, kept: bool) -> None:
@@ -75,10 +73,14 @@ def work(model: str, kept: bool) -> None:
 
         keep_freed_memory()
     name, _, layout = model.partition(":")
-    step = make_step(CASES[name], layout == "channels_last")
+    step, private = make_loop(CASES[name], layout == "channels_last")
+    start = time.process_time()
+    while not private.steps_done:
+        step()
+    first = time.process_time() - start
     for _ in range(WARM_UP):
         step()
-    print("ready", flush=True)
+    print("ready", first, flush=True)
     for line in sys.stdin:
         if line.strip() == "memory":
             print(_peak(), flush=True)
@@ -104,8 +106,11 @@ class Worker:
         )
         if core is not None:
             os.sched_setaffinity(self.process.pid, {core})
-        if self._read() != "ready":
+        said, *first = self._read().split() or [""]
+        if said != "ready":
             raise SystemExit(f"The version in {source} could not run {model}.")
+        self.first = float(first[0])
+        """Seconds until the first step was done, a self-check before it included."""
 
     def _read(self) -> str:
         assert self.process.stdout is not None
@@ -156,6 +161,7 @@ def compare(old: Path, new: Path, model: str, rounds: int, kept: bool) -> dict[s
         "old_ms": 1e3 * statistics.median(before for before, _ in seconds),
         "new_ms": 1e3 * statistics.median(after for _, after in seconds),
         "memory_ratio": memory[1] / memory[0] if memory[0] else None,
+        "first_check_steps": (workers[1].first - workers[0].first) / statistics.median(after for _, after in seconds),
     }
 
 
@@ -169,13 +175,13 @@ def main() -> None:
     parser.add_argument("--name", default="against", help="name of the file of results")
     options = parser.parse_args()
     found: dict[str, Any] = {}
-    print(f"{'model':<26} {'ratio':>6}  {'95 % interval':<15} {'old ms':>8} {'new ms':>8} {'memory':>7}")
+    print(f"{'model':<26} {'ratio':>6}  {'95 % interval':<15} {'old ms':>8} {'new ms':>8} {'memory':>7} {'check':>6}")
     for model in options.models.split(","):
         one = found[model] = compare(options.old, options.new, model, options.rounds, options.keep_freed_memory)
         between = f"{one['low']:.3f} to {one['high']:.3f}"
         print(
             f"{model:<26} {one['ratio']:>6.3f}  {between:<15} {one['old_ms']:>8.1f} {one['new_ms']:>8.1f} "
-            f"{one['memory_ratio'] or 0:>7.2f}",
+            f"{one['memory_ratio'] or 0:>7.2f} {one['first_check_steps']:>6.2f}",
             flush=True,
         )
     about = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "machine": platform.machine()}

@@ -22,7 +22,7 @@ from privet.gradients.use import Budget, Use
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
 Reduction = Literal["mean", "sum"]
-PER_RECORD = "Give the loss of each record, a vector with one entry for each, to private.step(losses) or private.backward(losses)."
+PER_RECORD = "Give the loss of each record, a vector with an entry for each, to private.step(losses) or private.backward(losses)."
 
 
 class UnknownReductionError(PrivetError):
@@ -222,7 +222,7 @@ class Engine:
             raise InputError(f"A record that is alone comes in a batch of one, not of {records}.")
         if not self._handles:
             raise PrivetError("The engine is not attached: batches are handed out while it is.")
-        self._strict, self._recorder.quiet = True, False
+        self._strict = True
         self._refuse_gradient_hooks()
         self._open(Pass(records, self._new_budget(), trusting=False, strangers=strangers, assume=assume, alone=alone))
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
@@ -265,8 +265,11 @@ class Engine:
         return self._doubts
 
     def set_quiet(self, quiet: bool) -> None:
-        """Look at nothing while the optimizer steps."""
-        self._recorder.quiet = quiet
+        """Look at nothing for a while: this library works, or the optimizer steps."""
+        if quiet:
+            self._stop()
+        elif self._strict:
+            self._listen()
 
     size_divisors: frozenset[float] = frozenset()
     """By what a sum over the records is divided for each record, where it is: then it is a mean."""
@@ -282,14 +285,14 @@ class Engine:
     def public(self) -> Iterator[None]:
         """Inside, gradients reach the parameters as in an ordinary model, and a loss that depends on a batch is refused."""
         with self.paused():
-            before, quiet, self._recorder.quiet = self._pass, self._recorder.quiet, False
+            before = self._pass, self._recorder.current
             self._recorder.current = self._pass = Pass(0, Budget(0), trusting=False, public=True)
             self._listen()
             try:
                 yield
             finally:
                 self._stop()
-                self._pass, self._recorder.quiet = before, quiet
+                self._pass, self._recorder.current = before
 
     def _new_budget(self) -> Budget:
         return Budget(DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget)

@@ -93,8 +93,6 @@ class Recorder(TorchFunctionMode):
         self.current: Pass | None = None
         self.still = False
         """Whether dropout lets everything through, so that two runs can be compared."""
-        self.quiet = False
-        """Whether to look at nothing for a while: the optimizer steps."""
         self.size_divisors: frozenset[float] = frozenset()
         """By what a sum over the records is divided for each record, where a self-check has found that it is: a mean."""
         self._suspended: list[list[nn.Parameter]] = []
@@ -345,7 +343,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        if self.quiet or self._suspended or self.current is None or name in _SILENT or _is_silent_getter(func, name):
+        if self._suspended or self.current is None or name in _SILENT or _is_silent_getter(func, name):
             return func(*args, **kwargs)
         if name == "backward" or (name == "grad" and func.__name__ == "grad"):
             self.before_backward(args[0] if args else next(iter(kwargs.values())), 1 + (name == "grad"), args, kwargs)

@@ -251,6 +251,7 @@ class Private:
                 if len(part.indices):
                     self._hand_out(batch, len(part.indices))
                     yield batch
+                    self.engine.set_quiet(True)
                     self._void = self._may_skip and len(self._waiting) == len(self.optimizers)
                 if self._void or not len(part.indices):
                     # An empty batch is a step like any other: noise, and nothing else. No model need digest it. So is one that
@@ -309,6 +310,7 @@ class Private:
             for trial in self._trials(batch, count):
                 self._part, self._batch, self._waiting = _NOBODY, trial, set(self.optimizers)
                 yield trial
+                self.engine.set_quiet(True)
                 self._check_used()
                 self._part = self._batch = None
             complaint = self._conclude(quiet=seed % 2 == 0)

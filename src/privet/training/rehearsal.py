@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from privet.gradients import Engine, PerExampleGradients
 from privet.training.surroundings import Moving
 
-MOST = 64
+MOST = 32
 """Records of a rehearsal, at most; else as many as a batch is expected to have."""
 _TOLERANCE, _COARSE = 1e-3, 0.05
 """How far the directions of gradients may be apart, in parts of their length: for float32 and for half precision. The same
