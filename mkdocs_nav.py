@@ -7,6 +7,7 @@ PAGES = {
     "Home": "index.md",
     "Data": "data.md",
     "Training": "training.md",
+    "What is checked": "what-is-checked.md",
     "Accounting": "accounting.md",
     "Recipes": "recipes.md",
     "Results": "results.md",
