@@ -208,6 +208,7 @@ class Engine:
         assume: bool = False,
         alone: bool = False,
         strangers: bool = False,
+        unseen: str = "",
     ) -> None:
         """Listen from now on, until `gradients`, to what is done with a batch.
 
@@ -217,6 +218,7 @@ class Engine:
             assume: go on where records are not known to be kept apart; `doubts` says why they are not.
             alone: the batch is one record. Its gradient is what autograd says, whatever the model does.
             strangers: a tensor of unknown origin counts as a constant.
+            unseen: what of the records is not followed from the beginning, in words; empty where nothing is.
         """
         if alone and records > 1:
             raise InputError(f"A record that is alone comes in a batch of one, not of {records}.")
@@ -227,6 +229,7 @@ class Engine:
         self._open(Pass(records, self._new_budget(), trusting=False, strangers=strangers, assume=assume, alone=alone))
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
         assert self._pass is not None
+        self._pass.escaped = unseen
         self._recorder.hand_out(self._pass, batch)
         self._recorder.still, self._recorder.size_divisors = self._still, self.size_divisors
         self._listen()
@@ -286,7 +289,8 @@ class Engine:
         """Inside, gradients reach the parameters as in an ordinary model, and a loss that depends on a batch is refused."""
         with self.paused():
             before = self._pass, self._recorder.current
-            self._recorder.current = self._pass = Pass(0, Budget(0), trusting=False, public=True)
+            self._pass = Pass(0, Budget(0), trusting=False, public=True)
+            self._recorder.take(self._pass)
             self._listen()
             try:
                 yield

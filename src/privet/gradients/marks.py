@@ -24,6 +24,15 @@ class Derived:
     """The tracked tensor that it repeats along new or single dimensions, if it only does that."""
 
 
+class Token:
+    """Stands for one pass of one recorder."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+
+
 class Mark:
     """A note on a tensor, made in the pass that `token` stands for.
 
@@ -33,7 +42,7 @@ class Mark:
 
     __slots__ = ("derived", "stride", "token", "why")
 
-    def __init__(self, token: object, stride: int | None, why: str = "", derived: Derived | None = None) -> None:
+    def __init__(self, token: Token | None, stride: int | None, why: str = "", derived: Derived | None = None) -> None:
         self.token, self.stride, self.why, self.derived = token, stride, why, derived
 
     def __deepcopy__(self, memo: object) -> Mark:
@@ -74,8 +83,8 @@ class Pass:
     received: list[Use] = field(default_factory=list)
     derived: list[Tensor] = field(default_factory=list)
     closed: bool = False
-    token: object = field(default_factory=object)
-    """Tells the marks of this pass from older ones."""
+    token: Token = field(default_factory=lambda: Token(None))
+    """Tells the marks of this pass from older ones, and from those of other recorders."""
     public: bool = False
     """Whether there is no batch, and everything that depends on a record is refused."""
     reduction: Literal["mean", "sum"] | None = None

@@ -159,6 +159,8 @@ class Recorder(TorchFunctionMode):
     def _look(self, tensor: Tensor) -> Mark | None:
         """The mark of a tensor in this pass; None for a constant or a parameter. What is not known is not a constant."""
         mark, current = mark_of(tensor), self.current
+        if mark is not None and mark.token is not None and mark.token.owner is not self:
+            mark = None  # of another engine
         if mark is not None and (mark.stride is None or (current is not None and mark.token is current.token)):
             if mark.stride is None:
                 return self._if_written(tensor)
@@ -172,8 +174,8 @@ class Recorder(TorchFunctionMode):
         if id(tensor) in self._names or self._is_constant(tensor):
             return self._if_written(tensor)
         return current.unknown(
-            "it uses a tensor of unknown origin: make constants before the loop, and tensors of records in the data set "
-            "or its collate function"
+            "it uses a tensor of unknown origin: make constants before the first loop, and tensors of records in the data "
+            "set or its collate function"
         )
 
     def _if_written(self, tensor: Tensor) -> Mark | None:
@@ -299,9 +301,14 @@ class Recorder(TorchFunctionMode):
         for mode in reversed(above):
             _push_mode(mode)
 
+    def take(self, current: Pass) -> None:
+        """From now on, everything belongs to this pass."""
+        self.current = current
+        current.token.owner = self
+
     def begin(self, current: Pass, inputs: Any, batch_dim: int, views: int) -> None:
         """Mark the inputs of a model that this library calls: all that have as many rows, the first one for certain."""
-        self.current = current
+        self.take(current)
         rows = current.records * views
         for index, tensor in enumerate(_tensors(inputs)):
             if tensor.ndim <= batch_dim or tensor.shape[batch_dim] != rows:
@@ -313,7 +320,7 @@ class Recorder(TorchFunctionMode):
 
     def hand_out(self, current: Pass, batch: Iterable[tuple[Tensor, int | None]]) -> None:
         """Mark the very tensors of a batch: each with the dimension that holds its records, None where none does."""
-        self.current = current
+        self.take(current)
         self._written = {key: tensor for key, tensor in self._written.items() if self._is_constant(tensor)}
         for tensor, dim in batch:
             if dim is None:

@@ -162,3 +162,17 @@ def _dim_that_grows(one: torch.Size, two: torch.Size) -> int | None:
     changed = [dim for dim, (a, b) in enumerate(zip(one, two, strict=False)) if (a, b) == (1, 2)]
     same = len(one) == len(two) and sum(a != b for a, b in zip(one, two, strict=True)) == 1
     return changed[0] if same and len(changed) == 1 else None
+
+
+def other_parts(value: Any) -> str:
+    """What is in a batch beside tensors, in words; empty where there is nothing else."""
+    if isinstance(value, Tensor) or value is None:
+        return ""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return next((words for item in value if (words := other_parts(item))), "")
+    return (
+        f"a part of the batch is no tensor but {type(value).__name__}, which is not followed; make it a tensor in the collate "
+        f"function, or leave it out"
+    )

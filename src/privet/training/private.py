@@ -18,7 +18,7 @@ from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
 from privet.training.adam import CorrectedAdam
 from privet.training.average import Average
-from privet.training.drawing import Part, Records
+from privet.training.drawing import Part, Records, other_parts
 from privet.training.folder import RunFolder
 from privet.training.limit import Limit
 from privet.training.optimizers import check_last_hook, check_optimizers, guard, release, unguard
@@ -292,8 +292,8 @@ class Private:
     def _hand_out(self, batch: Any, records: int) -> None:
         self._check_parameters()
         alone, assume = self._isolation == "each", self._isolation == "assume"
-        strangers = not self._self_check
-        self.engine.hand_out(self._records.dims(batch), records, assume=assume, alone=alone, strangers=strangers)
+        dims, strangers, unseen = self._records.dims(batch), not self._self_check, other_parts(batch)
+        self.engine.hand_out(dims, records, assume=assume, alone=alone, strangers=strangers, unseen=unseen)
 
     # --- the self-check ---------------------------------------------------------------------------------------------
 
