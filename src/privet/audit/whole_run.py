@@ -50,6 +50,8 @@ def training(
 
     def see(*_: object) -> None:
         nonlocal done
+        if private.rehearsing:
+            return
         done += 1
         if progress is not None:
             progress(f"Auditing: {name}", done, steps)

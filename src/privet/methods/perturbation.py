@@ -275,7 +275,8 @@ class AppliedPerturbation:
         return noisy
 
     def _plus_noise(self, out: Tensor, deviation: float) -> Tensor:
-        if type(out.grad_fn).__name__ != "AddBackward0" or not _is_dense(out):
+        followed = torch._C._len_torch_function_stack() > 0  # an engine cannot follow records through chunks of memory
+        if followed or type(out.grad_fn).__name__ != "AddBackward0" or not _is_dense(out):
             return out + self._noise(out, deviation)
         # A sum keeps nothing of its result for the way back: noise is added in place, in chunks that stay in the cache.
         for chunk in out.detach().as_strided((out.numel(),), (1,)).split(CHUNK):
