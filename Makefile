@@ -9,10 +9,10 @@ STAMPS := $(VENV)/.stamps
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports tests bench docs format clean
+.PHONY: help demo test test-slow lint types imports tests bench docs format clean
 
 help: ## Show what make can do
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@python=$$(command -v $(PYTHON) || command -v python3) || { echo "Privet needs Python 3.11 or newer: install it, or name yours with 'make PYTHON=/path/to/python'."; exit 1; }; \
@@ -54,7 +54,10 @@ imports: $(STAMPS)/dev ## Imports point backwards along the data flow
 	@echo "Imports"; $(BIN)/lint-imports
 
 tests: $(STAMPS)/dev ## The tests
-	@echo "Tests"; $(BIN)/pytest -q -n 2
+	@echo "Tests"; $(BIN)/pytest -q -n 2 -m "not slow"
+
+test-slow: $(STAMPS)/dev ## The slow tests: the whole zoo of traps, the whole laboratory of audits
+	@echo "Slow tests"; $(BIN)/pytest -q -n 2 -m slow
 
 bench: $(STAMPS)/dev ## The benchmarks (long; run nothing beside them)
 	@for benchmark in benchmarks/[a-z]*.py; do echo "$$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done

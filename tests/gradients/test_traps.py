@@ -551,7 +551,7 @@ def test_explain_shows_the_choices() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
     engine = check(model, torch.randn(5, 1, 6, 6))
     table = engine.explain().splitlines()
-    assert table[0].split() == ["layer", "rule", "norms", "kept"]
+    assert table[0].split() == ["layer", "rule", "norms", "kept", "records"]
     assert {line.split()[0] for line in table[1:]} == {"0", "2"}
     assert "MiB" in table[1]
 

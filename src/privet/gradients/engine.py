@@ -80,7 +80,7 @@ class Engine:
         self._pass: Pass | None = None
         self._doubts: tuple[str, ...] = ()
         self._buffers: list[tuple[str, nn.Module, str]] = []
-        self._explained: list[tuple[str, str, str, int]] | None = None
+        self._explained: list[tuple[str, str, str, int, str]] | None = None
 
     # --- attaching --------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,10 @@ class Engine:
         self._doubts = tuple(finished.doubts)
         scale = float(finished.records) if finished.reduction == "mean" and finished.records else 1.0
         gradients = PerExampleGradients(self._recorder, finished, scale)
-        self._explained = [(use.module or "(model)", use.kind, use.method, use.kept_bytes()) for use in gradients.uses]
+        grade = "alone" if finished.alone else "assumed" if finished.doubts else "followed"
+        self._explained = [
+            (use.module or "(model)", use.kind, use.method, use.kept_bytes(), grade) for use in gradients.uses
+        ]
         # The graph of the forward pass knows the pass, and lives as long as somebody keeps the loss.
         finished.uses.clear()
         finished.received.clear()
@@ -343,6 +346,8 @@ class Engine:
             if self._ordinary == 0:
                 self._depth = 0
             return
+        if self._depth == 0:
+            return  # another hook raised before this module was entered
         self._depth -= 1
         self._recorder.modules.pop()
         if self._depth == 0 and self._repeating:
@@ -516,10 +521,14 @@ class Engine:
     # --- explaining -------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """A table of the last physical batch: layer, rule, how its norms were computed, what was kept in memory."""
+        """A table of the last physical batch: layer, rule, how its norms were computed, what was kept in memory, and how it is
+        known that a record's gradient is its own: followed, alone, or assumed (`doubts` says why)."""
         if self._explained is None:
             raise PrivetError("Nothing to explain yet: run one batch through the engine first.")
-        rows = [("layer", "rule", "norms", "kept")]
-        rows += [(layer, rule, norms, f"{kept / 2**20:.2f} MiB") for layer, rule, norms, kept in self._explained]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        rows = [("layer", "rule", "norms", "kept", "records")]
+        rows += [
+            (layer, rule, norms, f"{kept / 2**20:.2f} MiB", grade)
+            for layer, rule, norms, kept, grade in self._explained
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
