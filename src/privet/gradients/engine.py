@@ -16,9 +16,10 @@ from privet.gradients.layout import MEAN, UNKNOWN, position
 from privet.gradients.marks import Pass
 from privet.gradients.module_rules import MODULE_RULES, OwnRule
 from privet.gradients.per_example import PerExampleGradients
-from privet.gradients.recorder import NOT_PUBLIC, Recorder, UnsupportedModelError, _tensors
+from privet.gradients.recorder import NOT_PUBLIC, Recorder, UnsupportedModelError
 from privet.gradients.refused import refuse_mixing_modules
 from privet.gradients.use import Budget, Use
+from privet.gradients.vocabulary import tensors_in
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
 Reduction = Literal["mean", "sum"]
@@ -360,7 +361,7 @@ class Engine:
         """The model's outermost forward pass begins."""
         if self._is_recomputing() and self._pass is not None:
             # Activation checkpointing runs part of the forward pass again; its inputs are known from the first time.
-            if any(t.requires_grad and t.is_leaf and self._recorder.stride(t) is None for t in _tensors(inputs)):
+            if any(t.requires_grad and t.is_leaf and self._recorder.stride(t) is None for t in tensors_in(inputs)):
                 raise self._recorder.refusal(
                     "it is checkpointed with use_reentrant=True, which hides the forward pass; use use_reentrant=False"
                 )
@@ -374,7 +375,7 @@ class Engine:
             )
         if self._strict:
             return  # the batch was handed out, and is listened to already
-        first = next(iter(_tensors(inputs)), None)
+        first = next(iter(tensors_in(inputs)), None)
         if first is None or first.ndim <= self.batch_dim:
             raise UnsupportedModelError(
                 f"The model's first input has no dimension {self.batch_dim} that could hold the records; "
@@ -399,13 +400,13 @@ class Engine:
         """A backward pass begins; its weights, if it is given any, are the argument at `place`."""
         if self._pass is None:
             return
-        if self._pass.public and any(self._recorder.stride(root) is not None for root in _tensors(roots)):
+        if self._pass.public and any(self._recorder.stride(root) is not None for root in tensors_in(roots)):
             raise PrivetError(NOT_PUBLIC)
         if self._paused:
             return
         self._pass.pending = None
         try:
-            self._pass.pending = self._how_it_joins(_tensors(roots), place, args, kwargs)
+            self._pass.pending = self._how_it_joins(tensors_in(roots), place, args, kwargs)
         except UnknownReductionError as error:
             self._pass.pending = error  # it may be of another model: then it does not matter
 
@@ -419,7 +420,7 @@ class Engine:
         if not found:
             return None  # it uses no record; a gradient that it gives to a parameter is refused there
         given = ("gradient", "grad_tensors", "grad_outputs")
-        weights = _tensors((args[place : place + 1], *(kwargs.get(name) for name in given)))
+        weights = tensors_in((args[place : place + 1], *(kwargs.get(name) for name in given)))
         if any(self._recorder.stride(tensor) is not None for tensor in weights):
             raise UnknownReductionError(f"backward is given weights that depend on the records. {PER_RECORD}")
         (reduction,) = found

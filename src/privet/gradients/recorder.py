@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cache
 from types import FunctionType
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from privet.errors import PrivetError
@@ -32,46 +30,27 @@ from privet.gradients.operation import REFUSED, RULES, Operation
 from privet.gradients.source_line import source_line
 from privet.gradients.tap import Receive, copies, tap
 from privet.gradients.use import Use
+from privet.gradients.vocabulary import (
+    CONSTANTS,
+    DIVIDING,
+    DRAWING,
+    DROPOUTS,
+    ESCAPES,
+    LIKE_ANOTHER,
+    MULTIPLYING,
+    SILENT,
+    TAKEN_APART,
+    is_custom,
+    is_silent_getter,
+    name_of_function,
+    tensors_in,
+    unguarded,
+    written_by,
+)
 
 
 class UnsupportedModelError(PrivetError):
     """Per-example gradients of this model cannot be formed; the message names the module and the way out."""
-
-
-_SILENT = frozenset(
-    "size dim stride numel nelement __len__ is_floating_point is_complex is_contiguous element_size get_device "
-    "ndimension storage_offset is_nested _is_view _set_grad_enabled __hash__ is_same_size "
-    "result_type is_signed retain_grad is_shared is_pinned __dir__ has_names is_inference "
-    "is_conj is_neg is_set_to broadcast_shapes promote_types can_cast dtype_of".split()
-)
-"""What says nothing of the values of a tensor."""
-_CONSTANTS = frozenset(
-    "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like randn_like "
-    "randint_like".split()
-)
-"""What takes shape, type and device of a tensor and none of its values."""
-_LIKE_ANOTHER = frozenset("view_as reshape_as expand_as type_as to copy".split())
-"""What takes the values of the first argument, and only the shape or type of others."""
-_ESCAPES = frozenset(
-    "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy __array__ __contains__ equal allclose is_nonzero "
-    "__dlpack__ __reduce_ex__ __repr__ __str__ __format__ untyped_storage storage data_ptr".split()
-)
-"""What turns values of a tensor into numbers or text of Python, where they are not followed."""
-_RANDOM = frozenset(
-    "rand randn randint normal bernoulli poisson rand_like randn_like randint_like multinomial uniform_ normal_ "
-    "bernoulli_ exponential_ random_ cauchy_ log_normal_ geometric_ dropout".split()
-)
-"""What draws numbers, each independently of its place."""
-_DIVIDING = frozenset("div divide true_divide __truediv__ __itruediv__ div_ divide_ true_divide_".split())
-_MULTIPLYING = frozenset("mul multiply __mul__ __rmul__ __imul__ mul_ multiply_".split())
-_GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag", "data", "grad"})
-_TAKEN_APART = frozenset(
-    "unfold fold mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
-    "margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss multi_margin_loss "
-    "multilabel_margin_loss triplet_margin_loss embedding_bag embedding norm".split()
-)
-"""Python functions of torch whose parts are followed, since their arguments are not those of the part of their name."""
-_DROPOUTS = frozenset("dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_alpha_dropout".split())
 
 
 NOT_PUBLIC = (
@@ -190,7 +169,7 @@ class Recorder(TorchFunctionMode):
     def _if_customized(self, tensor: Tensor, mark: Mark) -> Mark:
         """A custom ``autograd.Function`` has a backward pass of its own, which nobody has followed."""
         node = tensor.grad_fn
-        if node is None or not _is_custom(type(node)) or self.current is None or mark.why or self.current.alone:
+        if node is None or not is_custom(type(node)) or self.current is None or mark.why or self.current.alone:
             return mark
         name = type(node).__name__.removesuffix("Backward")
         why = f"the backward pass of the autograd.Function {name} is not followed"
@@ -310,7 +289,7 @@ class Recorder(TorchFunctionMode):
         """Mark the inputs of a model that this library calls: all that have as many rows, the first one for certain."""
         self.take(current)
         rows = current.records * views
-        for index, tensor in enumerate(_tensors(inputs)):
+        for index, tensor in enumerate(tensors_in(inputs)):
             if tensor.ndim <= batch_dim or tensor.shape[batch_dim] != rows:
                 continue
             square = tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1]
@@ -349,13 +328,13 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
-        if self._suspended or self.current is None or name in _SILENT or _is_silent_getter(func, name):
+        name = name_of_function(func)
+        if self._suspended or self.current is None or name in SILENT or is_silent_getter(func, name):
             return func(*args, **kwargs)
         if name == "backward" or (name == "grad" and func.__name__ == "grad"):
             self.before_backward(args[0] if args else next(iter(kwargs.values())), 1 + (name == "grad"), args, kwargs)
             return func(*args, **kwargs)
-        tensors = _tensors((args, kwargs) if kwargs else args)
+        tensors = tensors_in((args, kwargs) if kwargs else args)
         batched = tracked = False
         known: list[tuple[Tensor, Mark | None]] = []
         for tensor in tensors:
@@ -365,9 +344,9 @@ class Recorder(TorchFunctionMode):
             tracked = tracked or self.tracks(tensor)
         if name == "grad" and tracked:
             self.before_reading_gradient(args[0])
-        if name in _CONSTANTS:
+        if name in CONSTANTS and all(mark is None for _, mark in known[1:]):
             batched = False
-        if batched and name in _LIKE_ANOTHER and known[0][1] is None and args and args[0] is known[0][0]:
+        if batched and name in LIKE_ANOTHER and known[0][1] is None and args and args[0] is known[0][0]:
             batched, known = False, known[:1]
         if not batched:
             return self._without_records(name, func, args, kwargs, tensors, tracked)
@@ -382,9 +361,9 @@ class Recorder(TorchFunctionMode):
             )
         if name in REFUSED:
             raise self.refusal(REFUSED[name])
-        if name in _ESCAPES or name == "register_hook":
+        if name in ESCAPES or name == "register_hook":
             return self._let_out(name, func, args, kwargs)
-        if self.still and name in _DROPOUTS:
+        if self.still and name in DROPOUTS:
             return args[0] if args else kwargs["input"]
         alone = self.current.alone
         if isinstance(func, FunctionType) and name in LOSSES and not alone:
@@ -392,15 +371,15 @@ class Recorder(TorchFunctionMode):
             if out is not NotImplemented:
                 return out
         combines = tracked and torch.is_grad_enabled() and not alone
-        apart = combines or name in _TAKEN_APART or not is_known(name)
+        apart = combines or name in TAKEN_APART or not is_known(name)
         if isinstance(func, FunctionType) and not alone and apart and func not in self._taken_apart:
             self._taken_apart.append(func)
             try:
                 with self:
-                    return _unguarded(func)(*args, **kwargs)
+                    return unguarded(func)(*args, **kwargs)
             finally:
                 self._taken_apart.pop()
-        written = _written(name, func, args, kwargs)
+        written = written_by(name, func, args, kwargs)
         if written is not None:
             self._refuse_guarded(written)
             if not self.current.trusting:
@@ -431,15 +410,15 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         assert self.current is not None
         if self.current.escaped and not self.current.trusting:
-            written = _written(name, func, args, kwargs)
+            written = written_by(name, func, args, kwargs)
             if written is not None:
                 self._refuse_guarded(written, self.current.escaped)
         out = func(*args, **kwargs)
-        if tracked and torch.is_grad_enabled() and name not in _CONSTANTS:
+        if tracked and torch.is_grad_enabled() and name not in CONSTANTS:
             self._note_derived(name, tensors, out)
         elif not self.current_trusts():
-            constant = RANDOM if name in _RANDOM or self._all_random(tensors) else FREE
-            for tensor in _tensors(out):
+            constant = RANDOM if name in DRAWING or self._all_random(tensors) else FREE
+            for tensor in tensors_in(out):
                 if id(tensor) not in self._names and not self._is_constant(tensor):
                     set_mark(tensor, constant)
             watched = name.endswith("_") and args and isinstance(args[0], Tensor) and id(args[0]) in self._versions
@@ -458,7 +437,7 @@ class Recorder(TorchFunctionMode):
         expanded = sources[0] if name in {"expand", "expand_as", "broadcast_to", "repeat"} else None
         if expanded is not None and name == "repeat" and not _only_repeats_single(expanded, out):
             expanded = None
-        for tensor in _tensors(out):
+        for tensor in tensors_in(out):
             if tensor.requires_grad and not self.tracks(tensor):
                 self.note_derived(tensor, sources, expanded)
             elif not self.current_trusts() and mark_of(tensor) is None and id(tensor) not in self._names:
@@ -498,7 +477,7 @@ class Recorder(TorchFunctionMode):
                 if source is None or (first < 0 and stride >= 0):
                     source, first = tensor, stride
         assert source is not None
-        for index, tensor in enumerate(_tensors(out)):
+        for index, tensor in enumerate(tensors_in(out)):
             noted = mark_of(tensor)
             if not in_place and noted is not None and noted.stride is not None and self._is_current(noted):
                 continue  # a rule has stated it
@@ -534,9 +513,9 @@ class Recorder(TorchFunctionMode):
         current = self.current
         assert current is not None
         number = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
-        if number is None or name not in _DIVIDING | _MULTIPLYING:
+        if number is None or name not in DIVIDING | MULTIPLYING:
             return False
-        divisor = number if name in _DIVIDING else 1 / number if number else 0.0
+        divisor = number if name in DIVIDING else 1 / number if number else 0.0
         current.divisors.append(divisor)
         return any(math.isclose(divisor, each * current.records, rel_tol=1e-9) for each in self.size_divisors)
 
@@ -572,7 +551,7 @@ class Recorder(TorchFunctionMode):
             return UNKNOWN
         strides = {id(tensor): stride for tensor, stride in moved.tensors}
         index, values = moved.args[1], moved.args[2]
-        if any(strides.get(id(t)) is not None for t in _tensors(index)):
+        if any(strides.get(id(t)) is not None for t in tensors_in(index)):
             return UNKNOWN
         # Numbers in the place of x: what the index takes of them says where each one is.
         if moved.records == 1:
@@ -674,27 +653,12 @@ class Recorder(TorchFunctionMode):
         self.note(tensor, place, "", tensor)
 
 
-def _name(func: Callable[..., Any]) -> str:
-    name: str = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__"):
-        found: str = getattr(getattr(func, "__self__", None), "__name__", name)
-        return found if name == "__get__" else f"{found}_"
-    return name
-
-
-def _is_silent_getter(func: Callable[..., Any], name: str) -> bool:
-    kind = func.__name__
-    if kind == "__get__":
-        return name not in _GETTERS_THAT_MOVE
-    return kind == "__set__" and name != "data_"
-
-
 def _has_shape_of_records(name: str, args: tuple[Any, ...], known: list[tuple[Tensor, Mark | None]]) -> bool:
     """Whether values of the records decide the shape of a result; of an operation that is not known, they may."""
     if not is_known(name):
         return True
     masks = {id(t) for t, mark in known if mark is not None and t.dtype in (torch.bool, torch.uint8)}
-    indexed = name in ("__getitem__", "getitem") and any(id(t) in masks for t in _tensors(args[1:]))
+    indexed = name in ("__getitem__", "getitem") and any(id(t) in masks for t in tensors_in(args[1:]))
     return indexed or name in ("where", "repeat_interleave", "one_hot")
 
 
@@ -704,29 +668,6 @@ def _same_for_all(tensor: Tensor, at: Position) -> bool:
         records = tensor.shape[at.dim] // (at.outer * at.inner)
         rows = tensor.detach().unflatten(at.dim, (at.outer, records, at.inner)).movedim(at.dim + 1, 0)
         return bool((rows == rows[:1]).all())
-
-
-@cache
-def _is_custom(kind: type) -> bool:
-    own = getattr(getattr(kind, "_forward_cls", None), "__module__", "").startswith("privet.gradients.")
-    return issubclass(kind, BackwardCFunction) and not own
-
-
-def _written(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tensor that an operation changes in place, if it changes one."""
-    out = kwargs.get("out")
-    if isinstance(out, Tensor):
-        return out
-    changes = (name.endswith("_") and not name.endswith("__")) or name in _WRITING
-    if changes and args and isinstance(args[0], Tensor) and name not in ("requires_grad_", "retain_grad_"):
-        return args[0]
-    return None
-
-
-_WRITING = frozenset(
-    "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ "
-    "__ilshift__ __irshift__".split()
-)
 
 
 def _before(written: Tensor, mark: Mark | None) -> Tensor:
@@ -756,45 +697,6 @@ def _guessed(moved: Moved) -> int:
     return UNKNOWN
 
 
-_ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
-"""What is neither a tensor nor holds one. Asked first: ``isinstance(1, Tensor)`` is slow."""
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in a value, in order; a tensor alone is its own list."""
-    found: list[Tensor] = []
-    _gather((value,), found)
-    return found
-
-
-def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
-    for value in values:
-        if type(value) in _ATOMS:
-            continue
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            _gather(value, found)
-        elif isinstance(value, dict):
-            _gather(value.values(), found)
-
-
 def _only_repeats_single(source: Tensor, out: Tensor) -> bool:
     padded = [1] * (out.ndim - source.ndim) + list(source.shape)
     return all(size in (1, grown) for size, grown in zip(padded, out.shape, strict=True))
-
-
-@cache
-def _unguarded(func: FunctionType) -> Callable[..., Any]:
-    """torch's own Python function without its first question, "is a mode active?", so that its parts are seen one by
-    one: multi-head attention becomes the linear maps it consists of, in torch's own words."""
-    never = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
-    clone = FunctionType(
-        func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__, func.__closure__
-    )
-    clone.__kwdefaults__ = func.__kwdefaults__
-    return clone
-
-
-def _never(*_: Any) -> bool:
-    return False

@@ -1,0 +1,124 @@
+"""What torch's operations are called, and what they do beside their result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+SILENT = frozenset(
+    "size dim stride numel nelement __len__ is_floating_point is_complex is_contiguous element_size get_device "
+    "ndimension storage_offset is_nested _is_view _set_grad_enabled __hash__ is_same_size "
+    "result_type is_signed retain_grad is_shared is_pinned __dir__ has_names is_inference "
+    "is_conj is_neg is_set_to broadcast_shapes promote_types can_cast dtype_of".split()
+)
+"""What says nothing of the values of a tensor."""
+CONSTANTS = frozenset(
+    "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like randn_like "
+    "randint_like".split()
+)
+"""What takes shape, type and device of a tensor and none of its values."""
+LIKE_ANOTHER = frozenset("view_as reshape_as expand_as type_as to copy".split())
+"""What takes the values of the first argument, and only the shape or type of others."""
+ESCAPES = frozenset(
+    "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy __array__ __contains__ equal allclose is_nonzero "
+    "__dlpack__ __reduce_ex__ __repr__ __str__ __format__ untyped_storage storage data_ptr".split()
+)
+"""What turns values of a tensor into numbers or text of Python, where they are not followed."""
+DRAWING = frozenset(
+    "rand randn randint normal bernoulli poisson rand_like randn_like randint_like multinomial uniform_ normal_ "
+    "bernoulli_ exponential_ random_ cauchy_ log_normal_ geometric_ dropout".split()
+)
+"""What draws numbers, each independently of its place."""
+DIVIDING = frozenset("div divide true_divide __truediv__ __itruediv__ div_ divide_ true_divide_".split())
+MULTIPLYING = frozenset("mul multiply __mul__ __rmul__ __imul__ mul_ multiply_".split())
+_GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag", "data", "grad"})
+TAKEN_APART = frozenset(
+    "unfold fold mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
+    "margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss multi_margin_loss "
+    "multilabel_margin_loss triplet_margin_loss embedding_bag embedding norm".split()
+)
+"""Python functions of torch whose parts are followed, since their arguments are not those of the part of their name."""
+DROPOUTS = frozenset("dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_alpha_dropout".split())
+
+
+def name_of_function(func: Callable[..., Any]) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        found: str = getattr(getattr(func, "__self__", None), "__name__", name)
+        return found if name == "__get__" else f"{found}_"
+    return name
+
+
+def is_silent_getter(func: Callable[..., Any], name: str) -> bool:
+    kind = func.__name__
+    if kind == "__get__":
+        return name not in _GETTERS_THAT_MOVE
+    return kind == "__set__" and name != "data_"
+
+
+@cache
+def is_custom(kind: type) -> bool:
+    own = getattr(getattr(kind, "_forward_cls", None), "__module__", "").startswith("privet.gradients.")
+    return issubclass(kind, BackwardCFunction) and not own
+
+
+def written_by(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tensor that an operation changes in place, if it changes one."""
+    out = kwargs.get("out")
+    if isinstance(out, Tensor):
+        return out
+    changes = (name.endswith("_") and not name.endswith("__")) or name in _WRITING
+    if changes and args and isinstance(args[0], Tensor) and name not in ("requires_grad_", "retain_grad_"):
+        return args[0]
+    return None
+
+
+_WRITING = frozenset(
+    "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ "
+    "__ilshift__ __irshift__".split()
+)
+
+
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
+"""What is neither a tensor nor holds one. Asked first: ``isinstance(1, Tensor)`` is slow."""
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a value, in order; a tensor alone is its own list."""
+    found: list[Tensor] = []
+    _gather((value,), found)
+    return found
+
+
+def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
+    for value in values:
+        if type(value) in _ATOMS:
+            continue
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            _gather(value, found)
+        elif isinstance(value, dict):
+            _gather(value.values(), found)
+
+
+@cache
+def unguarded(func: FunctionType) -> Callable[..., Any]:
+    """torch's own Python function without its first question, "is a mode active?", so that its parts are seen one by
+    one: multi-head attention becomes the linear maps it consists of, in torch's own words."""
+    never = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
+    clone = FunctionType(
+        func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__, func.__closure__
+    )
+    clone.__kwdefaults__ = func.__kwdefaults__
+    return clone
+
+
+def _never(*_: Any) -> bool:
+    return False
