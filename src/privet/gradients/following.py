@@ -242,7 +242,7 @@ def aligned(moved: Moved, shape: Sequence[int]) -> int:
     "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod mod pow float_power rsub truediv",
     "floordiv maximum minimum fmax fmin atan2 arctan2 hypot copysign nextafter logaddexp logaddexp2 xlogy bitwise_and",
     "bitwise_or bitwise_xor logical_and logical_or logical_xor and or xor eq ne lt le gt ge not_equal less greater",
-    "less_equal greater_equal isclose masked_fill lerp addcmul addcdiv heaviside ldexp copy _prelu_kernel",
+    "less_equal greater_equal isclose complex polar masked_fill lerp addcmul addcdiv heaviside ldexp copy _prelu_kernel",
 )  # fmt: skip
 def _elementwise(moved: Moved) -> int:
     return aligned(moved, moved.out.shape)
@@ -266,7 +266,7 @@ def _broadcast_tensors(moved: Moved) -> int:
     )
 
 
-@_follows("type_as to")
+@_follows("type_as to bucketize isin")
 def _first_elementwise(moved: Moved) -> int:
     return _place(moved, moved.at.dim) if moved.at and moved.only_first() else UNKNOWN
 
@@ -992,9 +992,10 @@ _NONE, _MEAN_OF_ALL, _SUM_OF_ALL = 0, 1, 2
 
 def _reduced_loss(moved: Moved, stride: int, index: int | None) -> int:
     """A loss for each entry, whose records are at `stride`, joined as the operation's reduction says."""
-    if "reduction" not in moved.kwargs and index is not None and len(moved.args) <= index:
+    stated: Any = moved.args[slice(-1, None) if index is None else slice(index, index + 1)]
+    reduction = moved.kwargs.get("reduction", stated[0] if stated else None)
+    if type(reduction) is not int:  # a margin, a weight: the reduction was left out
         return UNKNOWN
-    reduction = moved.kwargs.get("reduction", moved.args[-1 if index is None else index])
     return {_MEAN_OF_ALL: MEAN, _SUM_OF_ALL: SUM, _NONE: stride}.get(reduction, UNKNOWN) if stride >= 0 else UNKNOWN
 
 
