@@ -56,6 +56,10 @@ FOLLOWERS: dict[str, Follow] = {}
 """The operations that are known to keep records apart, by name; the in-place form of each is known with it."""
 
 
+_RESHAPED_IN_PLACE = frozenset("transpose_ t_ swapaxes_ swapdims_".split())
+"""What changes the order of a tensor's dimensions in place: its shape before, by which its stride is read, is gone."""
+
+
 def _follows(*names: str) -> Callable[[Follow], Follow]:
     def register(follow: Follow) -> Follow:
         FOLLOWERS.update(dict.fromkeys(" ".join(names).split(), follow))
@@ -87,6 +91,8 @@ def follow(name: str, moved: Moved) -> int:
         return UNKNOWN
     if moved.records == 1:  # one record owns everything, wherever it lies
         return moved.stride
+    if name in _RESHAPED_IN_PLACE or not moved.out.numel():
+        return UNKNOWN
     stride = known(moved)
     return stride if stride < UNKNOWN or position(moved.out.shape, stride, moved.records) else UNKNOWN
 
@@ -123,16 +129,74 @@ def _joined(name: str, moved: Moved) -> int:
 def dim_beside_records(name: str, moved: Moved, constant: Tensor, at: Position) -> int | None:
     """The dimension of a constant that has an entry for each place in the batch, where the operation has one; `at` says where
     the records are in its result."""
-    known = follower(name)
-    if known in (_recurrent, _stack):
-        dim = 1 if known is _recurrent else at.dim - (moved.argument(1, "dim", 0) % moved.out.ndim < at.dim)
-        fits = known is _stack or any(constant is state for state in _states(moved))
+    if name in ("__setitem__", "index_put_"):
+        return _dim_of_assigned(moved, constant, at)
+    known, plain = follower(name), name.removesuffix("_")
+    size = moved.out.shape[at.dim]
+    if known in (_recurrent, _recurrent_cell):
+        dim, fits = int(known is _recurrent), any(constant is state for state in _states(moved))
+    elif known is _stack:
+        dim, fits = at.dim - (moved.argument(1, "dim", 0) % moved.out.ndim < at.dim), True
+    elif known is _getitem:
+        dim, fits = 0, _is_beside_a_range(moved, constant)
+    elif known is _einsum:
+        dim = _dim_in_equation(moved, constant, at)
+        fits = dim >= 0
+    elif known in (_cosine, _pairwise):
+        shape, gone = _compared(moved, known is _cosine)
+        fell = moved.out.ndim < len(shape) and min(gone, default=len(shape)) <= at.dim
+        dim, fits = at.dim + fell + constant.ndim - len(shape), True
+    elif known in (_row_loss, _front):
+        dim, fits = 0, constant.ndim > 0
+    elif known is _bilinear:
+        dim, fits = at.dim, any(constant is factor for factor in moved.args[:2])
     else:
-        dim, fits = at.dim + constant.ndim - moved.out.ndim, name in _BESIDE or known in (_elementwise, _where, _cat)
-        fits = fits or (known in (_matmul, _attention) and moved.out.ndim - at.dim > 2)
-    if not fits or not 0 <= dim < constant.ndim or constant.shape[dim] != moved.out.shape[at.dim]:
+        dim = at.dim + constant.ndim - moved.out.ndim
+        fits = plain in _BESIDE or known in (_elementwise, _where, _cat, _broadcast_tensors, _distances, _extreme)
+        if known is _index_written:
+            fits = constant is not moved.argument(2, "index")
+        elif known is _added_product and constant is moved.argument(0, "input"):
+            fits = True
+        elif known in (_matmul, _matmul_reversed, _added_product, _attention):
+            fits = moved.out.ndim - at.dim > 2
+    if not fits or not 0 <= dim < constant.ndim or constant.shape[dim] != size:
         return None
     return dim
+
+
+def _dim_of_assigned(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    """Of ``x[index] = constant``, or of a constant in the index that stands beside a range over the records."""
+    if len(moved.args) < 3:
+        return None
+    out, index, values = moved.args[:3]
+    if _is_beside_a_range(moved, constant):
+        return 0
+    if constant is not values:  # an index, or what was there before
+        before = constant.shape == out.shape and not any(
+            constant is i for i in (index if type(index) is tuple else (index,))
+        )
+        return at.dim if before else None
+    with torch._C.DisableTorchFunction():
+        target = out.detach()[index]
+    stride = stride_at(out.shape, at.dim, at.inner)
+    taken = Moved((out, index), {}, out, stride, ((out, stride),), target, moved.records)
+    place = position(target.shape, follow("__getitem__", taken), moved.records)
+    dim = place.dim + constant.ndim - target.ndim if place else -1
+    return dim if dim >= 0 and place and constant.shape[dim] == target.shape[place.dim] else None
+
+
+def _is_beside_a_range(moved: Moved, constant: Tensor) -> bool:
+    """Whether it is one of the positions in ``x[arange(records), positions]``."""
+    index = moved.args[1]
+    if not isinstance(index, (tuple, list)) or not index or not isinstance(index[0], Tensor):
+        return False
+    return any(constant is i for i in index[1:]) and constant.shape == (moved.records,)
+
+
+def _dim_in_equation(moved: Moved, constant: Tensor, at: Position) -> int:
+    inputs, output = moved.args[0].replace(" ", "").split("->")
+    terms = zip(inputs.split(","), moved.tensors, strict=False)
+    return next((term.find(output[at.dim]) for term, (tensor, _) in terms if tensor is constant), -1)
 
 
 # --- the same place --------------------------------------------------------------------------------------------------
@@ -178,7 +242,7 @@ def aligned(moved: Moved, shape: Sequence[int]) -> int:
     "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod mod pow float_power rsub truediv",
     "floordiv maximum minimum fmax fmin atan2 arctan2 hypot copysign nextafter logaddexp logaddexp2 xlogy bitwise_and",
     "bitwise_or bitwise_xor logical_and logical_or logical_xor and or xor eq ne lt le gt ge not_equal less greater",
-    "less_equal greater_equal isclose masked_fill lerp addcmul addcdiv heaviside ldexp copy _prelu_kernel",
+    "less_equal greater_equal isclose complex polar masked_fill lerp addcmul addcdiv heaviside ldexp copy _prelu_kernel",
 )  # fmt: skip
 def _elementwise(moved: Moved) -> int:
     return aligned(moved, moved.out.shape)
@@ -202,7 +266,7 @@ def _broadcast_tensors(moved: Moved) -> int:
     )
 
 
-@_follows("type_as to")
+@_follows("type_as to bucketize isin")
 def _first_elementwise(moved: Moved) -> int:
     return _place(moved, moved.at.dim) if moved.at and moved.only_first() else UNKNOWN
 
@@ -212,7 +276,8 @@ def _first_elementwise(moved: Moved) -> int:
 )  # fmt: skip
 def _same_order(moved: Moved) -> int:
     reinterpreted = any(isinstance(a, torch.dtype) for a in (*moved.args, *moved.kwargs.values()))
-    return UNKNOWN if reinterpreted or not moved.only_first() else moved.stride
+    several = len(moved.tensors) > 1  # torch.atleast_2d(one, other)
+    return UNKNOWN if reinterpreted or several or not moved.only_first() else moved.stride
 
 
 @_follows("view_as reshape_as")
@@ -378,8 +443,13 @@ def _taken_from_table(moved: Moved, at: Position | None, index: tuple[Any, ...])
     """``table[labels]``: a constant is looked up by whole numbers of the records."""
     first, *others = index
     plain = first is moved.source and all(isinstance(i, slice) or i is Ellipsis for i in others)
-    single = sum(stride is not None for _, stride in moved.tensors) == 1
-    if at is None or not plain or not single or moved.source.is_floating_point() or moved.source.dtype == torch.bool:
+    if (
+        at is None
+        or not plain
+        or not _single(moved)
+        or moved.source.is_floating_point()
+        or moved.source.dtype == torch.bool
+    ):
         return UNKNOWN
     return _place(moved, at.dim)
 
@@ -668,11 +738,17 @@ def _matmul(moved: Moved) -> int:
 
 
 FOLLOWERS["__matmul__"] = _matmul
-FOLLOWERS["__rmatmul__"] = lambda moved: _product(moved, moved.args[1], moved.args[0])
+
+
+@_follows("__rmatmul__")
+def _matmul_reversed(moved: Moved) -> int:
+    return _product(moved, *moved.args[1::-1]) if len(moved.args) == 2 else UNKNOWN
 
 
 @_follows("addmm addmv addbmm baddbmm")
 def _added_product(moved: Moved) -> int:
+    if len(moved.args) < 3:
+        return UNKNOWN
     added, left, right = moved.args[:3]
     if any(tensor is added and stride is not None for tensor, stride in moved.tensors):
         return UNKNOWN
@@ -759,8 +835,19 @@ FOLLOWERS["sum"], FOLLOWERS["mean"] = _reduction(1, SUM), _reduction(1, MEAN)
 for _name in ("amax amin var std var_mean std_mean logsumexp argmax argmin prod any all median nanmedian nansum nanmean "
               "count_nonzero mode aminmax").split():  # fmt: skip
     FOLLOWERS[_name] = _reduction(1)
-for _name in "norm linalg_vector_norm vector_norm quantile nanquantile kthvalue".split():
+for _name in "norm linalg_vector_norm vector_norm kthvalue".split():
     FOLLOWERS[_name] = _reduction(2)
+
+
+@_follows("quantile nanquantile")
+def _quantile(moved: Moved) -> int:
+    """Several quantiles at once are in a new dimension, in front."""
+    at, gone, q = moved.at, _dims(moved, 2, None), moved.argument(1, "q")
+    if at is None or gone is None or at.dim in gone or not moved.only_first():
+        return UNKNOWN
+    front = int(isinstance(q, Tensor) and q.ndim == 1)
+    kept = moved.out.ndim - front == moved.source.ndim
+    return _place(moved, front + at.dim - (0 if kept else sum(d < at.dim for d in gone)))
 
 
 @_follows("max min")
@@ -783,8 +870,7 @@ def _along(index: int, default: Any = None) -> Follow:
     return lambda moved: _is_along(moved, index, default)
 
 
-for _name in ("softmax log_softmax cumsum cumprod logcumsumexp cummax cummin gather scatter scatter_add scatter_reduce "
-              "unfold").split():  # fmt: skip
+for _name in "softmax log_softmax cumsum cumprod logcumsumexp cummax cummin unfold".split():
     FOLLOWERS[_name] = _along(1)
 for _name in "sort argsort glu".split():
     FOLLOWERS[_name] = _along(1, -1)
@@ -792,10 +878,51 @@ for _name in "topk diff".split():
     FOLLOWERS[_name] = _along(2, -1)
 for _name in "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split():
     FOLLOWERS[_name] = _along(2, -1)
-for _name in "fft_fftn fft_ifftn roll take_along_dim".split():
+for _name in "fft_fftn fft_ifftn roll".split():
     FOLLOWERS[_name] = _along(2)
 for _name in "fft_fft2 fft_ifft2 fft_rfft2".split():
     FOLLOWERS[_name] = _along(2, (-2, -1))
+
+
+@_follows("scatter scatter_add scatter_reduce")
+def _scattered(moved: Moved) -> int:
+    """An index that is shorter than the batch writes into the records of some places only, and reads as many."""
+    at = moved.at
+    if at is None or any(
+        t.ndim == moved.out.ndim and t.shape[at.dim] != moved.out.shape[at.dim] for t, _ in moved.tensors
+    ):
+        return UNKNOWN
+    return _is_along(moved, 1, None)
+
+
+@_follows("gather")
+def _gathered(moved: Moved) -> int:
+    return _taken_along(moved, moved.argument(1, "dim"), moved.argument(2, "index"))
+
+
+@_follows("take_along_dim")
+def _gathered_by_broadcast(moved: Moved) -> int:
+    return _taken_along(moved, moved.argument(2, "dim"), moved.argument(1, "indices"))
+
+
+def _taken_along(moved: Moved, dim: Any, index: Any) -> int:
+    """Each entry of the index takes one along `dim`, of its own place in all other dimensions."""
+    at = moved.at
+    if at is None or not isinstance(dim, int) or not isinstance(index, Tensor):
+        return UNKNOWN
+    if at.dim == dim % moved.source.ndim:  # a constant may be read along the records of an index
+        return (
+            _place(moved, at.dim)
+            if moved.source is index and moved.args[0] is not index and _single(moved)
+            else UNKNOWN
+        )
+    if any(t.ndim != moved.out.ndim or t.shape[at.dim] not in (1, moved.out.shape[at.dim]) for t, _ in moved.tensors):
+        return UNKNOWN
+    return _is_along(replace(moved, kwargs={"dim": dim}), len(moved.args), None)
+
+
+def _single(moved: Moved) -> bool:
+    return sum(stride is not None for _, stride in moved.tensors) == 1
 
 
 @_follows("flip")
@@ -810,7 +937,9 @@ def _flip(moved: Moved) -> int:
 
 @_follows("index_select")
 def _index_select(moved: Moved) -> int:
-    at, dim = moved.at, moved.argument(1, "dim")
+    at, dim, index = moved.at, moved.argument(1, "dim"), moved.argument(2, "index")
+    if at is not None and moved.source is index and moved.args[0] is not index and _single(moved):
+        return stride_at(moved.out.shape, dim % moved.out.ndim, at.inner)  # a constant, looked up by records
     return _place(moved, at.dim) if at and moved.only_first() and at.dim != dim % moved.source.ndim else UNKNOWN
 
 
@@ -825,15 +954,19 @@ def _index_written(moved: Moved) -> int:
 
 @_follows("cosine_similarity")
 def _cosine(moved: Moved) -> int:
-    gone = _dims(moved, 2, 1)
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
-    return _without(moved, shape, gone or set())
+    return _without(moved, *_compared(moved, True))
 
 
 @_follows("pairwise_distance")
 def _pairwise(moved: Moved) -> int:
+    return _without(moved, *_compared(moved, False))
+
+
+def _compared(moved: Moved, named: bool) -> tuple[tuple[int, ...], set[int]]:
+    """The shape of what two tensors are compared in, and the dimension of it that is gone afterwards."""
     shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
-    return _without(moved, shape, {len(shape) - 1})
+    dim = moved.argument(2, "dim", 1) if named else -1
+    return tuple(shape), {dim % len(shape)} if isinstance(dim, int) else set()
 
 
 def _without(moved: Moved, shape: Sequence[int], gone: Iterable[int]) -> int:
@@ -848,9 +981,9 @@ def _without(moved: Moved, shape: Sequence[int], gone: Iterable[int]) -> int:
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 _BESIDE = frozenset(
-    "gather scatter scatter_add scatter_reduce take_along_dim mse_loss l1_loss binary_cross_entropy soft_margin_loss "
+    "gather scatter scatter_add scatter_reduce take_along_dim diff mse_loss l1_loss binary_cross_entropy soft_margin_loss "
     "binary_cross_entropy_with_logits poisson_nll_loss margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss "
-    "kl_div lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell cosine_similarity cosine_embedding_loss".split()
+    "kl_div max_unpool1d max_unpool2d max_unpool3d".split()
 )
 """What takes one entry of each argument for each record, beside the operations that broadcast."""
 _NONE, _MEAN_OF_ALL, _SUM_OF_ALL = 0, 1, 2
@@ -859,7 +992,10 @@ _NONE, _MEAN_OF_ALL, _SUM_OF_ALL = 0, 1, 2
 
 def _reduced_loss(moved: Moved, stride: int, index: int | None) -> int:
     """A loss for each entry, whose records are at `stride`, joined as the operation's reduction says."""
-    reduction = moved.kwargs.get("reduction", moved.args[-1 if index is None else index])
+    stated: Any = moved.args[slice(-1, None) if index is None else slice(index, index + 1)]
+    reduction = moved.kwargs.get("reduction", stated[0] if stated else None)
+    if type(reduction) is not int:  # a margin, a weight: the reduction was left out
+        return UNKNOWN
     return {_MEAN_OF_ALL: MEAN, _SUM_OF_ALL: SUM, _NONE: stride}.get(reduction, UNKNOWN) if stride >= 0 else UNKNOWN
 
 
@@ -884,6 +1020,7 @@ def _row_loss(moved: Moved) -> int:
     """A loss for each row; the records are in front of every argument, one row each or several."""
     places = {position(tensor.shape, s, moved.records) for tensor, s in moved.tensors if s is not None}
     at = places.pop()
-    if at is None or places or at.dim != 0 or any(tensor.ndim > 2 for tensor, _ in moved.tensors):
+    rows = isinstance(moved.args[0], Tensor) and moved.args[0].ndim == 2  # without rows, all of it is one row
+    if at is None or places or at.dim != 0 or not rows or any(tensor.ndim > 2 for tensor, _ in moved.tensors):
         return UNKNOWN
     return _reduced_loss(moved, at.inner, None)
