@@ -17,5 +17,6 @@ from tests.zoo.loops import LOOPS
 from tests.zoo.losses import LOSSES
 from tests.zoo.models import MODELS
 from tests.zoo.operations import OPERATIONS
+from tests.zoo.places import PLACES
 
-TRAPS: tuple[Trap, ...] = (*OPERATIONS, *LOSSES, *LOOPS, *MODELS, *DISGUISES)
+TRAPS: tuple[Trap, ...] = (*OPERATIONS, *LOSSES, *LOOPS, *MODELS, *DISGUISES, *PLACES)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +30,19 @@ PER_RECORD = "Give the loss of each record, a vector with an entry for each, to 
 
 class UnknownReductionError(PrivetError):
     """The loss is not known to be a sum or a mean of each record's own loss."""
+
+
+def _streams() -> tuple[Any, ...]:
+    """Where the generators are that everybody draws from."""
+    return torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple) and any(isinstance(part, numpy.ndarray) for part in one):
+        return all(numpy.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
 
 
 class Whole(Use):
@@ -80,6 +95,7 @@ class Engine:
         self._depth = 0
         self._pass: Pass | None = None
         self._doubts: tuple[str, ...] = ()
+        self._streams: tuple[Any, ...] = ()
         self._buffers: list[tuple[str, nn.Module, str]] = []
         self._explained: list[tuple[str, str, str, int, str]] | None = None
 
@@ -104,7 +120,7 @@ class Engine:
         for name, module in self.model.named_modules():
             own = next((MODULE_RULES[c] for c in type(module).__mro__ if c in MODULE_RULES), None)
             before = self._enter_own(name, module) if own else self._enter(name)
-            after = self._leave_own(module, own) if own else self._leave
+            after = self._leave_own(module, own) if own else self._leave()
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         for name, parameter in parameters.items():
@@ -236,6 +252,8 @@ class Engine:
         self._pass.escaped = unseen
         self._recorder.hand_out(self._pass, batch)
         self._recorder.still, self._recorder.size_divisors = self._still, self.size_divisors
+        if self._still:
+            self._streams = _streams()
         self._listen()
 
     def backward(self, losses: Tensor) -> None:
@@ -257,12 +275,30 @@ class Engine:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Inside, dropout lets everything through, so that two passes can be compared."""
+        """Inside, dropout lets everything through, so that two passes can be compared; `put_back` undoes what they did."""
         self._still = True
         try:
             yield
         finally:
-            self._still = False
+            self._still = self._recorder.still = False
+            self.put_back()
+            self._recorder.saved.clear()
+            self._recorder.generators.clear()
+
+    def put_back(self) -> None:
+        """Give constants and generators that a pass has used while it was still what they had before."""
+        for generator, state in self._recorder.generators.values():
+            generator.set_state(state)
+        with torch.no_grad():
+            for tensor, value in self._recorder.saved.values():
+                tensor.copy_(value)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether the last pass has drawn random numbers."""
+        return bool(self._recorder.generators) or any(
+            not _same_state(a, b) for a, b in zip(self._streams, _streams(), strict=True)
+        )
 
     _still = False
 
@@ -337,9 +373,12 @@ class Engine:
 
     _ordinary = 0
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
-        self._pop()
-        return None
+    def _leave(self) -> Callable[..., None]:
+        # A function and no method: a copy of the model then does not copy the engine.
+        def after(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            self._pop()
+
+        return after
 
     def _pop(self) -> None:
         if self._depth < 0:

@@ -1008,11 +1008,13 @@ def _elementwise_loss(index: int | None) -> Follow:
     return follow_loss
 
 
+_ELEMENTWISE_LOSSES = (_elementwise_loss(None), _elementwise_loss(2))
+"""Losses of single entries whose reduction is their last argument, and those where it is the third."""
 for _name in ("mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
               "margin_ranking_loss hinge_embedding_loss").split():  # fmt: skip
-    FOLLOWERS[_name] = _elementwise_loss(None)
+    FOLLOWERS[_name] = _ELEMENTWISE_LOSSES[0]
 for _name in "smooth_l1_loss huber_loss kl_div".split():
-    FOLLOWERS[_name] = _elementwise_loss(2)
+    FOLLOWERS[_name] = _ELEMENTWISE_LOSSES[1]
 
 
 @_follows("cosine_embedding_loss multi_margin_loss multilabel_margin_loss triplet_margin_loss")
@@ -1024,3 +1026,12 @@ def _row_loss(moved: Moved) -> int:
     if at is None or places or at.dim != 0 or not rows or any(tensor.ndim > 2 for tensor, _ in moved.tensors):
         return UNKNOWN
     return _reduced_loss(moved, at.inner, None)
+
+
+def joined_shape(name: str, moved: Moved) -> Sequence[int]:
+    """The shape of the losses of a loss that has joined its records, before it has; empty where it is no such loss."""
+    known = FOLLOWERS.get(name)
+    if known is not _row_loss and known not in _ELEMENTWISE_LOSSES:
+        return ()
+    shapes = (tensor.shape for tensor, _ in moved.tensors if tensor.ndim == moved.source.ndim)
+    return tuple(torch.broadcast_shapes(*shapes))

@@ -43,7 +43,7 @@ def _targeted(function: Callable[..., Tensor], recorder: Recorder, given: dict[s
     if given.get("size_average") is not None or given.get("reduce") is not None:
         return NotImplemented
     each = function(**{**given, "reduction": "none"})
-    stride, why = _place_of_targets(recorder, scores, target, each)
+    stride, why = _place_of_targets(recorder, scores, target, each, given.get("weight"))
     if reduction == "mean" and given.get("weight") is not None and stride != UNKNOWN and recorder.records > 1:
         stride, why = (
             UNKNOWN,
@@ -73,9 +73,13 @@ def _own_mean(each: Tensor, target: Tensor, ignored: int, at: Position, stride: 
     return (canonical(each, stride, recorder.records).flatten(1).sum(1) / counts).mean()
 
 
-def _place_of_targets(recorder: Recorder, scores: Tensor, target: Tensor, each: Tensor) -> tuple[int, str]:
+def _place_of_targets(
+    recorder: Recorder, scores: Tensor, target: Tensor, each: Tensor, weight: Tensor | None
+) -> tuple[int, str]:
     """Where the records are in the losses of the targets, and why they are not known to be kept apart, if they are not."""
     why = recorder.doubt_of(scores) or recorder.doubt_of(target)
+    if weight is not None and recorder.stride(weight) is not None:
+        why = why or "the class weights of a cross-entropy depend on the records"
     if recorder.records == 1:
         return (0 if not why else UNKNOWN), why
     found = set()
@@ -93,7 +97,14 @@ def _place_of_targets(recorder: Recorder, scores: Tensor, target: Tensor, each: 
         found.add(stride_at(each.shape, dim, at.inner))
     if len(found) != 1:
         return UNKNOWN, why or "a cross-entropy's input and target hold the records in different places"
-    return found.pop(), why
+    stride = found.pop()
+    at = position(each.shape, stride, recorder.records)
+    for tensor in (scores, target):
+        if recorder.stride(tensor) is None and at is not None:
+            has_classes = tensor is scores or target.is_floating_point()
+            dim = at.dim + (has_classes and at.dim > 0)
+            why = why or recorder.doubt_of_constant(tensor, Position(dim, at.outer, at.inner))
+    return stride, why
 
 
 def kl_div(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,6 +121,8 @@ def kl_div(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         apart = False
     out = each.sum() / each.shape[0]
     why = recorder.doubt_of(given["input"]) or recorder.doubt_of(given["target"])
+    if other is None and at is not None and recorder.records > 1 and given["target"].shape == given["input"].shape:
+        why = why or recorder.doubt_of_constant(given["target"], at)
     if not apart and recorder.records > 1:
         why = why or "`kl_div` with 'batchmean' needs the records in the first dimension of its input and target"
     recorder.note(out, MEAN if not why else UNKNOWN, why, each)

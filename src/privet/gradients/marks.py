@@ -95,6 +95,8 @@ class Pass:
     """The numbers by which sums over the records were divided, in order."""
     escaped: str = ""
     """How a value of the records has left the tensors in which it is followed, if one has."""
+    tainted: dict[int, str] = field(default_factory=dict)
+    """Memory in which records may have met through a write, and why."""
     doubts: dict[str, None] = field(default_factory=dict)
     """Why records may have met, where the pass goes on all the same."""
 

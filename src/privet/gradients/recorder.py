@@ -12,7 +12,7 @@ unknown is everything that is computed from it. A loss that is unknown is refuse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 from weakref import ref
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from privet.errors import PrivetError
-from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known
+from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known, joined_shape
 from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, position, stride_at
 from privet.gradients.losses import LOSSES
 from privet.gradients.marks import FREE, RANDOM, Derived, Mark, Pass, mark_of, set_mark
@@ -78,6 +78,10 @@ class Recorder(TorchFunctionMode):
         self._constants: dict[int, ref[Tensor]] = {}
         self._written: dict[int, Tensor] = {}
         self._versions: dict[int, int] = {}
+        self.saved: dict[int, tuple[Tensor, Tensor]] = {}
+        """Constants that a rehearsal has written into, with what they held."""
+        self.generators: dict[int, tuple[torch.Generator, Tensor]] = {}
+        """Generators of the user's that a rehearsal has drawn from, with their first state."""
         self._taken_apart: list[Any] = []
         """Functions of torch whose parts are looked at, outermost first; one that calls itself again is looked at whole."""
 
@@ -143,6 +147,8 @@ class Recorder(TorchFunctionMode):
         if mark is not None and (mark.stride is None or (current is not None and mark.token is current.token)):
             if mark.stride is None:
                 return self._if_written(tensor)
+            if current is not None and current.tainted and not mark.why:
+                mark = self._if_tainted(tensor, mark)
             return self._if_customized(tensor, mark) if tensor.requires_grad else mark
         if current is None or current.trusting:
             return None
@@ -162,6 +168,13 @@ class Recorder(TorchFunctionMode):
             assert self.current is not None
             return self.current.unknown("records were written into a tensor that was there before")
         return None
+
+    def _if_tainted(self, tensor: Tensor, mark: Mark) -> Mark:
+        """What shares memory with a tensor in which records may have met is as little known as that one."""
+        current = self.current
+        assert current is not None
+        why = current.tainted.get(tensor.untyped_storage()._cdata, "") if tensor.layout is torch.strided else ""
+        return Mark(mark.token, mark.stride if current.assume else UNKNOWN, why) if why else mark
 
     def current_trusts(self) -> bool:
         return self.current is None or self.current.trusting
@@ -334,6 +347,8 @@ class Recorder(TorchFunctionMode):
         if name == "backward" or (name == "grad" and func.__name__ == "grad"):
             self.before_backward(args[0] if args else next(iter(kwargs.values())), 1 + (name == "grad"), args, kwargs)
             return func(*args, **kwargs)
+        if self.still and isinstance(generator := kwargs.get("generator"), torch.Generator):
+            self.generators.setdefault(id(generator), (generator, generator.get_state()))
         tensors = tensors_in((args, kwargs) if kwargs else args)
         batched = tracked = False
         known: list[tuple[Tensor, Mark | None]] = []
@@ -382,10 +397,19 @@ class Recorder(TorchFunctionMode):
         written = written_by(name, func, args, kwargs)
         if written is not None:
             self._refuse_guarded(written)
+            self._save(written)
             if not self.current.trusting:
                 known = [(_before(t, mark) if t is written else t, mark) for t, mark in known]
         if not combines:
+            versions = [_version(tensor) for tensor in tensors]
             out = func(*args, **kwargs)
+            for tensor, version in zip(tensors, versions, strict=True):
+                if _version(tensor) != version and tensor is not written:
+                    if tensor is out:  # F.relu(x, inplace=True)
+                        self._refuse_guarded(tensor)
+                        written = tensor
+                    else:
+                        self._note_hidden_writing(name, tensor)
         else:
             self._refuse_penalty(known)
             operation = Operation(self, name, func, args, kwargs)
@@ -409,10 +433,12 @@ class Recorder(TorchFunctionMode):
         tracked: bool,
     ) -> Any:
         assert self.current is not None
-        if self.current.escaped and not self.current.trusting:
+        if self.still or (self.current.escaped and not self.current.trusting):
             written = written_by(name, func, args, kwargs)
             if written is not None:
-                self._refuse_guarded(written, self.current.escaped)
+                self._save(written)
+                if self.current.escaped:
+                    self._refuse_guarded(written, self.current.escaped)
         out = func(*args, **kwargs)
         if tracked and torch.is_grad_enabled() and name not in CONSTANTS:
             self._note_derived(name, tensors, out)
@@ -421,9 +447,6 @@ class Recorder(TorchFunctionMode):
             for tensor in tensors_in(out):
                 if id(tensor) not in self._names and not self._is_constant(tensor):
                     set_mark(tensor, constant)
-            watched = name.endswith("_") and args and isinstance(args[0], Tensor) and id(args[0]) in self._versions
-            if watched and not self.current.alone:  # for records that come one by one, it would count them
-                self._versions[id(args[0])] = args[0]._version
         return out
 
     @staticmethod
@@ -496,7 +519,7 @@ class Recorder(TorchFunctionMode):
                 shaped = not in_place and _has_shape_of_records(name, args, known)
                 if shaped and not current.escaped and not current.trusting:
                     current.escaped = f"the shape of the result of `{name}` depends on the records{self._where()}"
-            if stride >= 0 and not current.trusting and not doubt:
+            if stride != UNKNOWN and first >= 0 and not current.trusting and not doubt:
                 doubt = self._place_of_constants(name, moved, stride)
             if current.escaped and tensor.requires_grad:
                 doubt = doubt or current.escaped
@@ -522,20 +545,34 @@ class Recorder(TorchFunctionMode):
     def _place_of_constants(self, name: str, moved: Moved, stride: int) -> str:
         """A constant with a row for each record ties a record to its place in the batch, which others decide; it must be the
         same for all records, or random."""
-        at = position(moved.out.shape, stride, moved.records)
+        shape: Sequence[int] = moved.out.shape
+        joined = stride < UNKNOWN
+        if joined:  # a loss that has joined its records: as it was before
+            shape = joined_shape(name, moved)
+            stride = aligned(moved, shape) if shape else UNKNOWN
+        at = position(shape, stride, moved.records)
         if moved.records == 1 or at is None:
             return ""
         for tensor, own in moved.tensors:
-            if own is None and tensor.ndim and mark_of(tensor) is not RANDOM and not self.tracks(tensor):
-                dim = dim_beside_records(name, moved, tensor, at)
-                if dim is None or not tensor.stride(dim):
+            if own is None and tensor.ndim:
+                beside = at.dim + tensor.ndim - len(shape)
+                dim = beside if joined else dim_beside_records(name, moved, tensor, at)
+                if dim is None or not 0 <= dim < tensor.ndim or tensor.shape[dim] != shape[at.dim]:
                     continue
-                if not _same_for_all(tensor, Position(dim, at.outer, at.inner)):
-                    return (
-                        f"a constant with a row for each place in the batch is used{self._where()}, so that a record's "
-                        f"result depends on its place"
-                    )
+                if why := self.doubt_of_constant(tensor, Position(dim, at.outer, at.inner)):
+                    return why
         return ""
+
+    def doubt_of_constant(self, tensor: Tensor, at: Position) -> str:
+        """Why a constant with a row for each place in the batch ties a record to its place; empty where it does not."""
+        if self.current_trusts() or mark_of(tensor) is RANDOM or self.tracks(tensor) or not tensor.stride(at.dim):
+            return ""
+        if tensor.shape[at.dim] % (at.outer * at.inner) or _same_for_all(tensor, at):
+            return ""
+        return (
+            f"a constant with a row for each place in the batch is used{self._where()}, so that a record's result depends on "
+            f"its place"
+        )
 
     def _place_of_writing(self, name: str, moved: Moved) -> int:
         """Where the records are after something was written into ``moved.out``: where they were before, or nowhere."""
@@ -579,12 +616,30 @@ class Recorder(TorchFunctionMode):
         assert self.current is not None
         if not self.current.trusting:
             self._written[tensor.untyped_storage()._cdata] = tensor
+            if doubt:
+                self.current.tainted[tensor.untyped_storage()._cdata] = doubt
         base = tensor._base
         if base is not None:
             mark = mark_of(base)
             if mark is None or not self._is_current(mark) or stride < 0 or mark.stride is None:
                 why = doubt or "records were written into a part of a tensor"
                 set_mark(base, self.current.unknown(why))
+
+    def _note_hidden_writing(self, name: str, tensor: Tensor) -> None:
+        """An operation has changed an argument, and neither its name nor ``out`` has said so."""
+        assert self.current is not None
+        if self.current.trusting or self.current.alone:
+            return
+        self._refuse_guarded(tensor)
+        why = f"`{name}` changes a tensor in place in a way that is not followed{self._where()}"
+        set_mark(tensor, self.current.unknown(why))
+        self._note_writing(tensor, UNKNOWN, why)
+
+    def _save(self, written: Tensor) -> None:
+        """In a rehearsal, keep what a constant held before it is written into."""
+        if self.still and id(written) not in self.saved and self._is_constant(written):
+            with torch._C.DisableTorchFunction():
+                self.saved[id(written)] = (written, written.detach().clone())
 
     def _refuse_trained_elsewhere(self, known: list[tuple[Tensor, Mark | None]]) -> None:
         """A tensor that is trained, and of which the plan knows nothing, would have the raw gradient of the records."""
@@ -668,6 +723,11 @@ def _same_for_all(tensor: Tensor, at: Position) -> bool:
         records = tensor.shape[at.dim] // (at.outer * at.inner)
         rows = tensor.detach().unflatten(at.dim, (at.outer, records, at.inner)).movedim(at.dim + 1, 0)
         return bool((rows == rows[:1]).all())
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written into; tensors of inference mode do not count it."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _before(written: Tensor, mark: Mark | None) -> Tensor:

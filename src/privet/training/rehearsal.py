@@ -52,15 +52,16 @@ class Measured:
     norms: Tensor
     by_name: dict[str, Tensor]
     directions: list[dict[str, Tensor]]
-    """The sums over the first half of the records, and over the others, of their gradients, each of length 1."""
+    """The sums of their gradients, each of length 1: over the first half of the records, the others, and the first few."""
 
     @classmethod
-    def of(cls, gradients: PerExampleGradients, kept: int) -> Measured:
+    def of(cls, gradients: PerExampleGradients, kept: int, part: int) -> Measured:
         norms = gradients.total_squared_norms().sqrt()
         weights = torch.where(norms > 0, 1 / norms, 0.0)
-        first = torch.arange(len(norms)) < kept
+        places = torch.arange(len(norms))
+        groups = (places < kept, places >= kept, places < part)
         by_name = {name: squared.sqrt() for name, squared in gradients.squared_norms().items()}
-        directions = [gradients.weighted_sum(torch.where(half, weights, 0.0)) for half in (first, ~first)]
+        directions = [gradients.weighted_sum(torch.where(group, weights, 0.0)) for group in groups]
         return cls(norms, by_name, directions)
 
 
@@ -73,6 +74,8 @@ class Rehearsal:
     measured: list[Measured] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
     """What was beside the gradients after each trial: buffers, parameters, the optimizers' settings and states."""
+    random: bool = False
+    """Whether the body draws random numbers: then batches of another size have others."""
     divisors: list[tuple[float, ...]] = field(default_factory=list)
     """By what sums over the records were divided in each trial."""
 
@@ -109,11 +112,12 @@ class Rehearsal:
         yield "part", places[: self.part]
 
     def measure(self, gradients: PerExampleGradients) -> None:
-        self.measured.append(Measured.of(gradients, self.kept))
+        self.measured.append(Measured.of(gradients, self.kept, self.part))
 
     def look_at(self, engine: Engine, optimizers: Sequence[Optimizer]) -> None:
         """Note what a trial has left behind, after its body has run."""
         self.divisors.append(engine.divisors)
+        self.random = self.random or engine.has_drawn
         with torch.no_grad():
             self.states.append(dict(_left_behind(engine.model, optimizers)))
 
@@ -129,6 +133,11 @@ class Rehearsal:
                     f"Nothing was released. Look for a mean, a count, a sort or a selection over the batch in the model, in "
                     f"the loss and before the model."
                 )
+        if not self.random and _distance(whole.directions[2], part.directions[2]) > _COARSE * math.sqrt(self.part):
+            return (
+                "A record's gradient depends on how many records are in its batch. Nothing was released. Look for the size of "
+                "the batch in the model, in the loss and before the model."
+            )
         scale = self.records / self.part
         ratio = _ratio(part.norms, whole.norms[: self.part])
         if self.size_divisors:
@@ -148,8 +157,9 @@ class Rehearsal:
             moved = [name for name in first.keys() | state.keys() if first.get(name) != state.get(name)]
             if moved:
                 return (
-                    f"The {sorted(moved)[0]} depends on the records of the batch, outside the clipped gradient. Nothing was "
-                    f"released. Keep statistics of records out of the model and its optimizers."
+                    f"The {sorted(moved)[0]} depends on the records of the batch, or on how often the body of the loop ran, "
+                    f"outside the clipped gradient. Nothing was released. Keep statistics of records out of the model and its "
+                    f"optimizers, and count steps with private.steps_done."
                 )
         return ""
 
@@ -163,8 +173,7 @@ class Rehearsal:
         if bool(((first - second).abs() > allowed * torch.maximum(first, second) + floor).any()):
             return True
         mine, others = one.directions[half.start > 0], other.directions[half.start > 0]
-        distance = sum(float((a - others[name]).square().sum()) for name, a in mine.items())
-        return math.sqrt(distance) > allowed * math.sqrt(len(first))
+        return _distance(mine, others) > allowed * math.sqrt(len(first))
 
     def _culprit(self, one: Measured, other: Measured, half: slice) -> str:
         """The parameter whose gradient differs most, unless all differ alike: then it is the loss."""
@@ -226,6 +235,10 @@ def _print_of(value: Any) -> Any:
     return (tuple(value.shape), float(flat.nan_to_num().sum()), float(flat.nan_to_num().square().sum()))
 
 
+def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float((a - other[name]).square().sum()) for name, a in one.items()))
+
+
 def _ratio(new: Tensor, old: Tensor) -> float:
     """The geometric mean of the ratios of positive norms."""
     usable = (new > 0) & (old > 0)
@@ -266,6 +279,7 @@ def held_still(engine: Engine, moving: Iterable[Moving]) -> Iterator[Callable[[]
                 buffer.copy_(value)
         for each, state in states:
             each.restore(state)
+        engine.put_back()
 
     try:
         yield reset
