@@ -189,3 +189,25 @@ def test_parts_of_a_batch_that_are_no_tensors_are_not_trusted() -> None:
         for x, y, _ in private.batches():
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
+
+
+def test_records_that_are_augmented_as_they_are_loaded_stay_the_same() -> None:
+    class Augmented:
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            x, y = records[index]
+            return x + 0.1 * torch.randn(5) + random.random(), y
+
+    records, ends = data(60), []
+    for self_check in (True, False):
+        random.seed(5)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(6)
+        private = privet.make_private(
+            model, optimizer, Augmented(), **{**KNOWN, "batch_size": 12}, self_check=self_check
+        )
+        ends.append(run(model, optimizer, private))
+    assert torch.equal(ends[0], ends[1])

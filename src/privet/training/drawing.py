@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -19,6 +17,7 @@ from privet.randomness import Randomness
 from privet.sampling import load_batches
 from privet.training.plan import Plan
 from privet.training.step import Step
+from privet.training.streams import same_streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +56,8 @@ class Records:
     def sample(self, count: int, seed: int) -> Any:
         """A batch of `count` records for a rehearsal, drawn apart from the run's randomness: nothing of it is released."""
         order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(seed))[:count]
-        (batch,) = load_batches(self.dataset, [order.sort().values], collate=self.collate)
+        with same_streams():
+            (batch,) = load_batches(self.dataset, [order.sort().values], collate=self.collate)
         return batch
 
     def dims(self, batch: Any) -> list[tuple[Tensor, int | None]]:
@@ -81,25 +81,21 @@ class Records:
         """Raise where a collate function gives a record other rows because of the other records."""
         if self.collate is None or count < 2:
             return
-        records = [self.dataset[place] for place in range(min(count, len(self.dataset)))]
-        state = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        collate = self.collate
+        with same_streams() as put_back:
+            records = [self.dataset[place] for place in range(min(count, len(self.dataset)))]
 
-        def collated(chosen: list[Any]) -> list[Tensor]:
-            torch.set_rng_state(state[0])
-            random.setstate(state[1])
-            numpy.random.set_state(state[2])
-            assert self.collate is not None
-            return tensors_of(self.collate(chosen))
+            def collated(chosen: list[Any]) -> list[Tensor]:
+                put_back()
+                return tensors_of(collate(chosen))
 
-        whole = collated(records)
-        for place in range(len(records) - 1, 0, -1):
-            other = collated([*records[:place], records[0], *records[place + 1 :]])
-            if [t.shape for t in other] == [
-                t.shape for t in whole
-            ]:  # a longest record that is gone changes the padding
-                collated(records)
-                self._refuse_mixing(whole, other, place)
-                return
+            whole = collated(records)
+            shapes = [tensor.shape for tensor in whole]
+            for place in range(len(records) - 1, 0, -1):
+                other = collated([*records[:place], records[0], *records[place + 1 :]])
+                if [tensor.shape for tensor in other] == shapes:  # without the longest record, padding differs
+                    self._refuse_mixing(whole, other, place)
+                    return
 
     def _refuse_mixing(self, whole: list[Tensor], other: list[Tensor], place: int) -> None:
         for one, two, dim in zip(whole, other, self._grown, strict=True):
@@ -118,8 +114,9 @@ class Records:
 
     @cached_property
     def _grown(self) -> list[int | None]:
-        collate, record = self.collate or default_collate, self.dataset[0]
-        one, two = tensors_of(collate([record])), tensors_of(collate([record, record]))
+        with same_streams():
+            collate, record = self.collate or default_collate, self.dataset[0]
+            one, two = tensors_of(collate([record])), tensors_of(collate([record, record]))
         return [_dim_that_grows(a.shape, b.shape) for a, b in zip(one, two, strict=True)]
 
     def check(self, plan: Plan) -> None:

@@ -15,18 +15,17 @@ that of *whole*: a loss that was read as a sum and divides by the size of the ba
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from privet.gradients import Engine, PerExampleGradients
+from privet.training.streams import kept_streams
 from privet.training.surroundings import Moving
 
 MOST = 32
@@ -262,18 +261,13 @@ def selected(batch: Any, places: Tensor, dims: Callable[[Tensor], int | None]) -
 @contextmanager
 def held_still(engine: Engine, moving: Iterable[Moving]) -> Iterator[Callable[[], None]]:
     """Afterwards every generator, buffer, schedule and average is where it was; the function that it gives does so at once."""
-    streams = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    put_streams_back = kept_streams()
     buffers = [(buffer, buffer.detach().clone()) for buffer in engine.model.buffers()]
     states = [(each, each.save()) for each in moving]
 
     def reset() -> None:
         engine.set_quiet(True)
-        torch.set_rng_state(streams[0])
-        random.setstate(streams[1])
-        numpy.random.set_state(streams[2])
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+        put_streams_back()
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
