@@ -562,3 +562,12 @@ def test_norms_of_long_rows_do_not_shrink() -> None:
     row = torch.full((1, 5_200_000), 0.1)
     exact = float(row.double().square().sum())
     assert abs(float(squared_norms(row)) / exact - 1) < 5e-6
+
+
+def test_the_weight_of_an_absolute_loss_is_refused_and_not_lost() -> None:
+    model, x, y = nn.Linear(4, 1), torch.randn(5, 4), torch.randn(5)
+    with pytest.raises(UnsupportedModelError, match="multiply"), Engine(model):
+        F.l1_loss(model(x)[:, 0], y, weight=torch.rand(5)).backward()
+    with Engine(model) as engine:
+        F.l1_loss(model(x)[:, 0], y).backward()
+        assert engine.gradients().records == 5

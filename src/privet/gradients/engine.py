@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
-import numpy
 import torch
 from torch import Tensor, nn
 
@@ -30,19 +28,6 @@ PER_RECORD = "Give the loss of each record, a vector with an entry for each, to 
 
 class UnknownReductionError(PrivetError):
     """The loss is not known to be a sum or a mean of each record's own loss."""
-
-
-def _streams() -> tuple[Any, ...]:
-    """Where the generators are that everybody draws from."""
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-
-
-def _same_state(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, tuple) and any(isinstance(part, numpy.ndarray) for part in one):
-        return all(numpy.array_equal(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
 
 
 class Whole(Use):
@@ -95,7 +80,6 @@ class Engine:
         self._depth = 0
         self._pass: Pass | None = None
         self._doubts: tuple[str, ...] = ()
-        self._streams: tuple[Any, ...] = ()
         self._buffers: list[tuple[str, nn.Module, str]] = []
         self._explained: list[tuple[str, str, str, int, str]] | None = None
 
@@ -252,8 +236,6 @@ class Engine:
         self._pass.escaped = unseen
         self._recorder.hand_out(self._pass, batch)
         self._recorder.still, self._recorder.size_divisors = self._still, self.size_divisors
-        if self._still:
-            self._streams = _streams()
         self._listen()
 
     def backward(self, losses: Tensor) -> None:
@@ -294,11 +276,9 @@ class Engine:
                 tensor.copy_(value)
 
     @property
-    def has_drawn(self) -> bool:
-        """Whether the last pass has drawn random numbers."""
-        return bool(self._recorder.generators) or any(
-            not _same_state(a, b) for a, b in zip(self._streams, _streams(), strict=True)
-        )
+    def uses_generators(self) -> bool:
+        """Whether the last pass has drawn from generators of the user's."""
+        return bool(self._recorder.generators)
 
     _still = False
 

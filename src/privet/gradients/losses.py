@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -129,5 +130,15 @@ def kl_div(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return out
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "nll_loss": nll_loss, "kl_div": kl_div}
+def l1_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch 2.13 does not hand on the weight of ``F.l1_loss`` to whoever listens: it is seen in the caller's frame."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not functional.l1_loss.__code__ and frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code is functional.l1_loss.__code__ and frame.f_locals.get("weight") is not None:
+        raise recorder.refusal("the weight of `l1_loss` is not seen; multiply F.l1_loss(..., reduction='none') by it")
+    return NotImplemented
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "nll_loss": nll_loss, "kl_div": kl_div, "l1_loss": l1_loss}
 """Losses that are computed here, by the name of their function in ``torch.nn.functional``."""

@@ -82,11 +82,11 @@ class Records:
         if self.collate is None or count < 2:
             return
         collate = self.collate
-        with same_streams() as put_back:
+        with same_streams() as streams:
             records = [self.dataset[place] for place in range(min(count, len(self.dataset)))]
 
             def collated(chosen: list[Any]) -> list[Tensor]:
-                put_back()
+                streams.put_back()
                 return tensors_of(collate(chosen))
 
             whole = collated(records)

@@ -27,6 +27,7 @@ from privet.training.progress import step_progress
 from privet.training.rehearsal import MOST, AloneRehearsal, Rehearsal, held_still, is_rehearsed, selected
 from privet.training.standing import OnStep, Standing
 from privet.training.state import Stateful, restore, state_of
+from privet.training.streams import Streams
 from privet.training.surroundings import Surroundings
 
 Isolation = Literal["follow", "each", "assume"]
@@ -343,8 +344,9 @@ class Private:
                 reset()
                 trial = selected(batch, places, lambda tensor: dims[id(tensor)])
                 self._hand_out(trial, len(places))
+                streams = Streams()
                 yield trial
-                rehearsal.look_at(self.engine, self.optimizers)
+                rehearsal.look_at(self.engine, self.optimizers, streams)
 
     def _conclude(self, *, quiet: bool = False) -> str:
         assert self._rehearsal is not None

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from privet.gradients import Engine, PerExampleGradients
-from privet.training.streams import kept_streams
+from privet.training.streams import Streams
 from privet.training.surroundings import Moving
 
 MOST = 32
@@ -113,10 +113,10 @@ class Rehearsal:
     def measure(self, gradients: PerExampleGradients) -> None:
         self.measured.append(Measured.of(gradients, self.kept, self.part))
 
-    def look_at(self, engine: Engine, optimizers: Sequence[Optimizer]) -> None:
-        """Note what a trial has left behind, after its body has run."""
+    def look_at(self, engine: Engine, optimizers: Sequence[Optimizer], streams: Streams) -> None:
+        """Note what a trial that began at `streams` has left behind, after its body has run."""
         self.divisors.append(engine.divisors)
-        self.random = self.random or engine.has_drawn
+        self.random = self.random or engine.uses_generators or streams.have_moved()
         with torch.no_grad():
             self.states.append(dict(_left_behind(engine.model, optimizers)))
 
@@ -261,13 +261,13 @@ def selected(batch: Any, places: Tensor, dims: Callable[[Tensor], int | None]) -
 @contextmanager
 def held_still(engine: Engine, moving: Iterable[Moving]) -> Iterator[Callable[[], None]]:
     """Afterwards every generator, buffer, schedule and average is where it was; the function that it gives does so at once."""
-    put_streams_back = kept_streams()
+    streams = Streams()
     buffers = [(buffer, buffer.detach().clone()) for buffer in engine.model.buffers()]
     states = [(each, each.save()) for each in moving]
 
     def reset() -> None:
         engine.set_quiet(True)
-        put_streams_back()
+        streams.put_back()
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)

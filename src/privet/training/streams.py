@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy
 import torch
 
 
-def kept_streams() -> Callable[[], None]:
-    """Gives a function that puts the generators back to where they are now."""
-    own, plain, arrays = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+class Streams:
+    """Where the generators are when it is made."""
 
-    def put_back() -> None:
-        torch.set_rng_state(own)
-        random.setstate(plain)
-        numpy.random.set_state(arrays)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+    def __init__(self) -> None:
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
-    return put_back
+    def put_back(self) -> None:
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+        if self._devices:
+            torch.cuda.set_rng_state_all(self._devices)
+
+    def have_moved(self) -> bool:
+        """Whether somebody has drawn since."""
+        arrays = zip(self._numpy, numpy.random.get_state(), strict=True)
+        return (
+            not torch.equal(self._torch, torch.get_rng_state())
+            or self._python != random.getstate()
+            or not all(numpy.array_equal(one, other) for one, other in arrays)
+        )
 
 
 @contextmanager
-def same_streams() -> Iterator[Callable[[], None]]:
-    """Afterwards the generators are where they were before; the function that it gives puts them there at once."""
-    put_back = kept_streams()
+def same_streams() -> Iterator[Streams]:
+    """Afterwards the generators are where they were before."""
+    streams = Streams()
     try:
-        yield put_back
+        yield streams
     finally:
-        put_back()
+        streams.put_back()
