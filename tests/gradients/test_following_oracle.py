@@ -25,8 +25,9 @@ from privet.errors import PrivetError
 from privet.gradients.following import follower
 from privet.gradients.layout import UNKNOWN, position, stride_at
 from privet.gradients.marks import Mark, Pass, mark_of, set_mark
-from privet.gradients.recorder import Recorder, _name, _tensors
+from privet.gradients.recorder import Recorder
 from privet.gradients.use import Budget
+from privet.gradients.vocabulary import name_of_function, tensors_in
 
 Function = Callable[..., Any]
 ATTEMPTS = 10
@@ -92,9 +93,9 @@ class Call:
         else:
             with recorder:
                 out = self.function(*args, **kwargs)
-        name = _name(self.function)
+        name = name_of_function(self.function)
         writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
-        return [args[0]] if writes else _tensors(out)
+        return [args[0]] if writes else tensors_in(out)
 
     def changed(self, values: Mapping[Given, Tensor], record: int, generator: torch.Generator) -> dict[Given, Tensor]:
         """The same call where one record holds something else."""
@@ -142,7 +143,7 @@ def complaint(call: Call, generator: torch.Generator) -> str | None:
     except Exception:
         return None
     recorder = Recorder({})
-    recorder.current = Pass(call.records, Budget(1e9), trusting=False)
+    recorder.take(Pass(call.records, Budget(1e9), trusting=False))
     try:
         marked = call.run(values, recorder)
     except PrivetError:
@@ -168,7 +169,7 @@ def complaint(call: Call, generator: torch.Generator) -> str | None:
                 return f"stride {stride} of {list(old.shape)}: a record changes what is another's"
             if stride < 0 and (wrong := _not_a_sum(call, values, other, record, place, generator)):
                 return wrong
-    if stated and not any(word in _name(call.function) for word in RANDOM):
+    if stated and not any(word in name_of_function(call.function) for word in RANDOM):
         moved = {
             each: value if each.stride is None else in_other_places(value, each.stride, call.records)
             for each, value in values.items()
@@ -302,7 +303,7 @@ class Maker:
                 continue
             value: Any = first
             if number or parameter.name == "tensors":
-                value = self.argument(parameter.name, first, records, _name(function))
+                value = self.argument(parameter.name, first, records, name_of_function(function))
             elif c.random() < 0.1:
                 value = self.beside(first, records, "any")
             if named or parameter.kind is parameter.KEYWORD_ONLY:
@@ -318,7 +319,7 @@ def signatures() -> list[tuple[Function, inspect.Signature]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         functions = get_testing_overrides()
-    known = [(each, like) for each, like in functions.items() if follower(_name(each)) is not None]
+    known = [(each, like) for each, like in functions.items() if follower(name_of_function(each)) is not None]
     local = [pair for pair in known if not getattr(pair[0], "__module__", "").startswith("torch.distributed")]
     return [(each, inspect.signature(like)) for each, like in local]
 

@@ -266,7 +266,13 @@ def _broadcast_tensors(moved: Moved) -> int:
     )
 
 
-@_follows("type_as to bucketize isin")
+@_follows("type_as to")
+def _converted(moved: Moved) -> int:
+    """Of a second tensor, only the type and the device count."""
+    return _place(moved, moved.at.dim) if moved.at and moved.args[0] is moved.source else UNKNOWN
+
+
+@_follows("bucketize isin")
 def _first_elementwise(moved: Moved) -> int:
     return _place(moved, moved.at.dim) if moved.at and moved.only_first() else UNKNOWN
 
@@ -747,12 +753,22 @@ def _matmul_reversed(moved: Moved) -> int:
 
 @_follows("addmm addmv addbmm baddbmm")
 def _added_product(moved: Moved) -> int:
-    if len(moved.args) < 3:
+    added = moved.args[0]
+    left = moved.argument(1, "batch1", moved.kwargs.get("mat1", moved.kwargs.get("mat")))
+    right = moved.argument(2, "batch2", moved.kwargs.get("mat2", moved.kwargs.get("vec")))
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return UNKNOWN
-    added, left, right = moved.args[:3]
-    if any(tensor is added and stride is not None for tensor, stride in moved.tensors):
+    if moved.out.ndim != max(left.ndim, right.ndim - (left.ndim == 1)):
         return UNKNOWN
-    return _product(moved, left, right) if moved.out.ndim == max(left.ndim, right.ndim - (left.ndim == 1)) else UNKNOWN
+    product = _product(moved, left, right)
+    for own in moved.tensors:
+        if (
+            own[0] is added
+            and own[1] is not None
+            and aligned(replace(moved, tensors=(own,)), moved.out.shape) != product
+        ):
+            return UNKNOWN
+    return product
 
 
 def _product(moved: Moved, left: Tensor, right: Tensor) -> int:
