@@ -262,6 +262,7 @@ class Engine:
         try:
             yield
         finally:
+            self._stop()
             self._still = self._recorder.still = False
             self.put_back()
             self._recorder.saved.clear()
