@@ -285,8 +285,7 @@ class Private:
             self._constants = [
                 tensor
                 for tensor in self._surroundings.tensors
-                if mark_of(tensor) is None
-                and not (data and _has_storage(tensor) and tensor.untyped_storage()._cdata in data)
+                if mark_of(tensor) is None and not (data and _memory(tensor) in data)
             ]
         self.engine.know(self._constants)
 
@@ -498,8 +497,12 @@ def _held(optimizers: Sequence[Optimizer]) -> list[list[int]]:
     return [[id(p) for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
 
 
-def _has_storage(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided
+def _memory(tensor: Tensor) -> int | None:
+    """What tells whether two tensors share memory; None for one that has none of its own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 _NOBODY = Part(None, torch.empty(0, dtype=torch.int64), first=False, last=False, stream=None)  # type: ignore[arg-type]
