@@ -167,13 +167,18 @@ def compare(old: Path, new: Path, model: str, rounds: int, kept: bool) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, help="the folder that holds the package `privet` of the first version")
-    parser.add_argument("new", type=Path, help="the same of the second version")
+    parser.add_argument(
+        "old", type=Path, nargs="?", help="the folder that holds the package `privet` of the first version"
+    )
+    parser.add_argument("new", type=Path, nargs="?", help="the same of the second version")
     parser.add_argument("--models", default=",".join(CASES), help="names, each perhaps with :channels_last")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--keep-freed-memory", action="store_true", help="call privet.keep_freed_memory() in both")
     parser.add_argument("--name", default="against", help="name of the file of results")
     options = parser.parse_args()
+    if options.new is None:
+        print("Nothing is compared: give the folders of two versions of the library.")
+        return
     found: dict[str, Any] = {}
     print(f"{'model':<26} {'ratio':>6}  {'95 % interval':<15} {'old ms':>8} {'new ms':>8} {'memory':>7} {'check':>6}")
     for model in options.models.split(","):
