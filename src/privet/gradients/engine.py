@@ -209,6 +209,7 @@ class Engine:
         batch: Iterable[tuple[Tensor, int | None]],
         records: int,
         *,
+        each: int = 1,
         assume: bool = False,
         alone: bool = False,
         strangers: bool = False,
@@ -219,6 +220,7 @@ class Engine:
         Args:
             batch: its tensors, each with the dimension that holds the records, None where none does.
             records: how many there are.
+            each: how many consecutive examples belong to each of them: more than one where a record is a user.
             assume: go on where records are not known to be kept apart; `doubts` says why they are not.
             alone: the batch is one record. Its gradient is what autograd says, whatever the model does.
             strangers: a tensor of unknown origin counts as a constant.
@@ -230,7 +232,8 @@ class Engine:
             raise PrivetError("The engine is not attached: batches are handed out while it is.")
         self._strict = True
         self._refuse_gradient_hooks()
-        self._open(Pass(records, self._new_budget(), trusting=False, strangers=strangers, assume=assume, alone=alone))
+        budget = self._new_budget()
+        self._open(Pass(records, budget, each, trusting=False, strangers=strangers, assume=assume, alone=alone))
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
         assert self._pass is not None
         self._pass.escaped = unseen
@@ -239,7 +242,10 @@ class Engine:
         self._listen()
 
     def backward(self, losses: Tensor) -> None:
-        """The backward pass of a vector with one loss for each record of the batch (or several, which add up)."""
+        """The backward pass of a vector with one loss for each example of the batch (or several, which add up).
+
+        Where a record is a user with several examples, it is the mean over these.
+        """
         if self._pass is None:
             raise PrivetError("There is no batch whose losses these could be: take it from private.batches().")
         stride, why = self._recorder.stride(losses), self._recorder.doubt_of(losses)
@@ -249,7 +255,8 @@ class Engine:
             raise UnknownReductionError(f"This is not a loss for each record: {because}.")
         self._as_vector = True
         try:
-            losses.sum().backward()
+            whole = losses.sum()
+            whole.backward(None if self._pass.each == 1 else torch.full_like(whole, 1 / self._pass.each))
         finally:
             self._as_vector = False
 

@@ -71,6 +71,8 @@ class Pass:
 
     records: int
     budget: Budget
+    each: int = 1
+    """How many examples of each record are in the batch, one after the other: more than one where a record is a user."""
     trusting: bool = True
     """Whether a tensor of unknown origin counts as a constant: it does where the caller is this library."""
     strangers: bool = False

@@ -318,7 +318,7 @@ class Recorder(TorchFunctionMode):
             if dim is None:
                 set_mark(tensor, current.unknown("a part of the batch has no dimension for the records"))
             else:
-                set_mark(tensor, Mark(current.token, stride_at(tensor.shape, dim)))
+                set_mark(tensor, Mark(current.token, stride_at(tensor.shape, dim, current.each)))
 
     def know(self, constants: Iterable[Tensor]) -> None:
         """Tensors that were there before the first batch, and hold none of its records."""
@@ -540,7 +540,8 @@ class Recorder(TorchFunctionMode):
             return False
         divisor = number if name in DIVIDING else 1 / number if number else 0.0
         current.divisors.append(divisor)
-        return any(math.isclose(divisor, each * current.records, rel_tol=1e-9) for each in self.size_divisors)
+        rows = current.records * current.each
+        return any(math.isclose(divisor, each * rows, rel_tol=1e-9) for each in self.size_divisors)
 
     def _place_of_constants(self, name: str, moved: Moved, stride: int) -> str:
         """A constant with a row for each record ties a record to its place in the batch, which others decide; it must be the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from privet.errors import InputError
-from privet.randomness import Randomness
-from privet.sampling import load_batches
+from privet.randomness import Randomness, Source
+from privet.sampling import Holdings, load_batches
 from privet.training.plan import Plan
 from privet.training.step import Step
 from privet.training.streams import same_streams
@@ -25,11 +25,13 @@ class Part:
     """A physical batch that was drawn: all of a step, or a part of it."""
 
     step: Step
-    indices: Tensor
+    records: int
     first: bool
     last: bool
     stream: Tensor | None
     """The state of a seeded sampling stream after this step was drawn."""
+    each: int = 1
+    """How many examples there are of each record: more than one where a record is a user."""
 
 
 @dataclass(eq=False)
@@ -39,8 +41,9 @@ class Records:
     Attributes:
         dataset: anything that `load_batches` takes.
         size_is_public: the data set has as many records as the plan says; otherwise it has about so many.
-        physical: at most so many records in a physical batch.
+        physical: at most so many examples in a physical batch, and at least one record's.
         workers, collate: of the loading.
+        users: who holds which examples, where a record is all that one user holds.
     """
 
     dataset: Any
@@ -48,16 +51,28 @@ class Records:
     physical: int | None = None
     workers: int = 0
     collate: Callable[[list[Any]], Any] | None = None
+    users: Holdings | None = None
 
     def __post_init__(self) -> None:
         if self.physical is not None and self.physical < 1:
             raise InputError(f"physical_batch_size must be at least 1, not {self.physical}.")
 
+    def __len__(self) -> int:
+        """How many records there are: examples, or users who hold them."""
+        return len(self.dataset) if self.users is None else len(self.users)
+
+    @property
+    def rehearsed(self) -> int:
+        """How many examples of each record are in a rehearsal."""
+        return 1 if self.users is None else min(2, self.users.most)
+
     def sample(self, count: int, seed: int) -> Any:
         """A batch of `count` records for a rehearsal, drawn apart from the run's randomness: nothing of it is released."""
-        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(seed))[:count]
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count].sort().values
+        if self.users is not None:
+            order = self.users.some(order, self.rehearsed).flatten()
         with same_streams():
-            (batch,) = load_batches(self.dataset, [order.sort().values], collate=self.collate)
+            (batch,) = load_batches(self.dataset, [order], collate=self.collate)
         return batch
 
     def dims(self, batch: Any) -> list[tuple[Tensor, int | None]]:
@@ -121,11 +136,13 @@ class Records:
 
     def check(self, plan: Plan) -> None:
         """Raise unless these are the records of the plan."""
-        if self.size_is_public and len(self.dataset) != plan.records:
+        if self.size_is_public and len(self) != plan.records:
             raise InputError(
-                f"The plan is for {plan.records} records, and the data set has {len(self.dataset)}: make a new plan, or "
+                f"The plan is for {plan.records} records, and the data set has {len(self)}: make a new plan, or "
                 f"state the public size of the data with public_size=..."
             )
+        if self.users is not None and len(self.users.owners) != len(self.dataset):
+            raise InputError("The data set has other examples than it had when its users were found: make a new plan.")
 
     def batches(self, plan: Plan, randomness: Randomness, steps: range) -> Iterator[tuple[Part, Any]]:
         """The physical batches of the steps, drawn and loaded; workers may draw ahead of what was yielded."""
@@ -134,16 +151,26 @@ class Records:
         def draw() -> Iterator[Tensor]:
             for number in steps:
                 step = Step(plan, number, randomness)
-                indices = step.sample(len(self.dataset))
                 source = randomness.sampling
+                pieces = self._pieces(step.sample(len(self)), source)
                 stream = source.get_state() if isinstance(source, torch.Generator) else None
-                pieces = indices.split(self.physical) if self.physical and len(indices) else (indices,)
                 for place, piece in enumerate(pieces):
-                    parts.append(Part(step, piece, place == 0, place == len(pieces) - 1, stream))
-                    yield piece
+                    records, each = piece.shape
+                    parts.append(Part(step, records, place == 0, place == len(pieces) - 1, stream, each))
+                    yield piece.flatten()
 
         for batch in load_batches(self.dataset, draw(), workers=self.workers, collate=self.collate):
             yield parts.popleft(), batch
+
+    def _pieces(self, records: Tensor, source: Source) -> list[Tensor]:
+        """The examples of the records that were drawn, as physical batches with a row for each record."""
+        if self.users is None or not len(records):
+            drawn: Iterable[Tensor] = [records.unsqueeze(1)]
+        else:
+            drawn = self.users.drawn(records, source)
+        if self.physical is None:
+            return list(drawn)
+        return [piece for rows in drawn for piece in rows.split(max(self.physical // rows.shape[1], 1))]
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -18,7 +18,8 @@ from privet.gradients import Engine
 from privet.noise import GaussianNoise, NoisePlan, ScheduledNoise
 from privet.privacy import Budget, Ledger, Schedule, steps_of
 from privet.randomness import Randomness
-from privet.sampling import PoissonSampling
+from privet.sampling import PoissonSampling, Users
+from privet.sampling.users import Key
 from privet.training.average import Average
 from privet.training.folder import RunFolder
 from privet.training.identity import data_fingerprint, describe
@@ -54,6 +55,7 @@ def make_private(
     memory_budget: int | None = None,
     workers: int | None = None,
     public_size: int | None = None,
+    users: Users | Key | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
     folder: RunFolder | str | Path | None = None,
@@ -100,7 +102,11 @@ def make_private(
         memory_budget: bytes that may be used to keep per-example gradients, and by a physical batch under "auto".
         workers: processes that load records of a map-style data set.
         public_size: the size of the data set as far as it is public. The sampling rate and the constant by which sums
-            are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public.
+            are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public. With `users`, it is
+            the number of users.
+        users: whose each example is, where a person may hold several: a vector, a list, a function of the example's index,
+            a column's name, or `privet.sampling.Users`. A user is then what is drawn, clipped and protected, with
+            all their examples together; `batch_size` counts users, and an epoch draws each user once on average.
         seed: makes sampling and noise repeatable, for experiments; a run that is released has none. Dropout, augmentation
             and the model's start come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
@@ -115,12 +121,14 @@ def make_private(
             not depend on the others; see `privet.training.rehearsal`. Without it the statement says so.
     """
     dataset, batch_size, workers, collate = _opened(dataset, batch_size, workers)
-    records = public_size if public_size is not None else len(dataset)
+    holdings = None if users is None else Users.of(users).found_in(dataset)
+    unit, held = ("record", dataset) if holdings is None else ("user", holdings)
+    records = public_size if public_size is not None else len(held)
     if batch_size is None:
-        raise InputError("Give batch_size, the expected number of records in a step.")
+        raise InputError(f"Give batch_size, the expected number of {unit}s in a step.")
     if not 1 <= batch_size <= records:
         raise InputError(
-            f"batch_size is {batch_size}, and the data set has {records} records: give a number from 1 to {records}."
+            f"batch_size is {batch_size}, and the data set has {records} {unit}s: give a number from 1 to {records}."
         )
     if epsilon is None and noise_multiplier is None:
         raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
@@ -131,8 +139,9 @@ def make_private(
     _refuse_several_processes(models)
     _refuse_second_plan(models, ledger)
     with ExitStack() as undo:
-        run = _run_folder(folder, resume, ledger, undo)
-        ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger()
+        run = _run_folder(folder, resume, ledger, unit, undo)
+        ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger(unit=unit)
+        _check_unit(ledger, unit)
         sampling = PoissonSampling(batch_size / records)
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
@@ -157,6 +166,7 @@ def make_private(
                 # Another division into physical batches rounds differently: no harm to a release.
                 "physical_batch_size": physical_batch_size if seed is not None else None,
                 "data": data_fingerprint(dataset),
+                **({} if holdings is None else {"users": holdings.fingerprint, "examples of a user": holdings.most}),
             }
             run.begin(identity, seeded=seed is not None)
         private = Private(
@@ -180,6 +190,7 @@ def make_private(
             stateful=stateful,
             isolation=isolation,
             self_check=self_check,
+            users=holdings,
         )
         undo.pop_all()
     return private
@@ -221,6 +232,14 @@ def _refuse_second_plan(models: Sequence[nn.Module], ledger: Ledger | None) -> N
         )
 
 
+def _check_unit(ledger: Ledger, unit: str) -> None:
+    """What is charged for a record does not bound what is done to a user who holds several."""
+    counts_users = not ledger.unit.startswith("record") if unit == "user" else ledger.unit == "user"
+    if counts_users != (unit == "user"):
+        way = "give users=..." if ledger.unit == "user" else "start a ledger with Ledger(unit='user'), or leave it out"
+        raise InputError(f"The ledger counts what is done to a {ledger.unit}, and this run protects a {unit}: {way}.")
+
+
 def _opened(
     dataset: Any, batch_size: int | None, workers: int | None
 ) -> tuple[Any, int | None, int, Callable[[list[Any]], Any] | None]:
@@ -237,7 +256,7 @@ def _opened(
 
 
 def _run_folder(
-    folder: RunFolder | str | Path | None, resume: bool, ledger: Ledger | None, undo: ExitStack
+    folder: RunFolder | str | Path | None, resume: bool, ledger: Ledger | None, unit: str, undo: ExitStack
 ) -> RunFolder | None:
     if folder is None:
         if resume:
@@ -249,7 +268,7 @@ def _run_folder(
         )
     if isinstance(folder, RunFolder):
         return folder
-    run = RunFolder(folder, resume=resume)
+    run = RunFolder(folder, resume=resume, unit=unit)
     undo.callback(run.close)
     return run
 

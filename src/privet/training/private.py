@@ -16,6 +16,7 @@ from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import mark_of
 from privet.privacy import Budget, Event, Ledger, Spent
 from privet.randomness import Randomness
+from privet.sampling import Holdings
 from privet.training.adam import CorrectedAdam
 from privet.training.average import Average
 from privet.training.drawing import Part, Records, other_parts
@@ -24,7 +25,7 @@ from privet.training.limit import Limit
 from privet.training.optimizers import check_last_hook, check_optimizers, guard, release, unguard
 from privet.training.plan import Plan
 from privet.training.progress import step_progress
-from privet.training.rehearsal import MOST, AloneRehearsal, Rehearsal, held_still, is_rehearsed, selected
+from privet.training.rehearsal import FEWEST, MOST, AloneRehearsal, Rehearsal, held_still, is_rehearsed, selected
 from privet.training.standing import OnStep, Standing
 from privet.training.state import Stateful, restore, state_of
 from privet.training.streams import Streams
@@ -62,6 +63,7 @@ class Private:
         stateful: Mapping[str, Stateful] | None = None,
         isolation: Isolation = "follow",
         self_check: bool = True,
+        users: Holdings | None = None,
     ) -> None:
         self.plan, self.engine, self.ledger, self.delta = plan, engine, ledger, delta
         self.optimizers, self.randomness = tuple(optimizers), randomness
@@ -74,7 +76,7 @@ class Private:
         self.bad_records = 0
         """Records whose gradient was not finite and contributed nothing; not to be published."""
         self.limit = Limit(plan, ledger, budget, delta)
-        self._records = Records(dataset, size_is_public, physical_batch_size, workers, collate)
+        self._records = Records(dataset, size_is_public, physical_batch_size, workers, collate, users)
         self._parameters = {name: p for name, p in engine.model.named_parameters() if p.requires_grad}
         self._part: Part | None = None
         self._batch: Any = None
@@ -249,12 +251,12 @@ class Private:
                     self._check_limit(part.step.number)
                     yield from self._rehearse(part.step.number)
                 self._part, self._batch, self._waiting = part, batch, set(self.optimizers)
-                if len(part.indices):
-                    self._hand_out(batch, len(part.indices))
+                if part.records:
+                    self._hand_out(batch, part.records, part.each)
                     yield batch
                     self.engine.set_quiet(True)
                     self._void = self._may_skip and len(self._waiting) == len(self.optimizers)
-                if self._void or not len(part.indices):
+                if self._void or not part.records:
                     # An empty batch is a step like any other: noise, and nothing else. No model need digest it. So is one that
                     # the body has passed over: whether it does may depend on the records, and must not be seen.
                     self.engine.drop()
@@ -289,11 +291,11 @@ class Private:
             ]
         self.engine.know(self._constants)
 
-    def _hand_out(self, batch: Any, records: int) -> None:
+    def _hand_out(self, batch: Any, records: int, each: int) -> None:
         self._check_parameters()
         alone, assume = self._isolation == "each", self._isolation == "assume"
         dims, strangers, unseen = self._records.dims(batch), not self._self_check, other_parts(batch)
-        self.engine.hand_out(dims, records, assume=assume, alone=alone, strangers=strangers, unseen=unseen)
+        self.engine.hand_out(dims, records, each=each, assume=assume, alone=alone, strangers=strangers, unseen=unseen)
 
     # --- the self-check ---------------------------------------------------------------------------------------------
 
@@ -307,7 +309,7 @@ class Private:
             self._records.check_collate(self._count())
         for seed in (2 * step, 2 * step + 1):
             batch, count = self._records.sample(self._count(), seed), self._count()
-            for trial in self._trials(batch, count):
+            for trial in self._trials(batch, count, self._records.rehearsed):
                 self._part, self._batch, self._waiting = _NOBODY, trial, set(self.optimizers)
                 yield trial
                 self.engine.set_quiet(True)
@@ -327,22 +329,25 @@ class Private:
         """The records of a rehearsal: not as many as a batch is expected to have, so that a loss which is divided by that
         constant is not taken for one that is divided by the size of the batch."""
         expected = round(self.plan.expected_batch_size)
-        count = min(self._records.physical or expected, MOST)
-        return min(max(count - (count == expected), 2), len(self._records.dataset))
+        count = max(min(self._records.physical or expected, MOST), FEWEST)
+        if count == expected:
+            count += 1 if count == FEWEST else -1
+        return min(count, len(self._records))
 
-    def _trials(self, batch: Any, count: int) -> Iterator[Any]:
+    def _trials(self, batch: Any, count: int, each: int = 1) -> Iterator[Any]:
         self._look_around()
         surroundings = self._surroundings or Surroundings.now(self.optimizers)
         dims = {id(tensor): dim for tensor, dim in self._records.dims(batch)}
         precise = all(p.element_size() >= 4 for p in self._parameters.values())
-        self._rehearsal = (AloneRehearsal if self._isolation == "each" else Rehearsal)(count, precise)
+        self._rehearsal = (AloneRehearsal if self._isolation == "each" else Rehearsal)(count, precise, each)
         rehearsal = self._rehearsal
         self.engine.size_divisors = frozenset()
         with held_still(self.engine, surroundings.moving) as reset, self.engine.still():
             for _, places in rehearsal.trials():
                 reset()
-                trial = selected(batch, places, lambda tensor: dims[id(tensor)])
-                self._hand_out(trial, len(places))
+                rows = (places.unsqueeze(1) * each + torch.arange(each)).flatten()
+                trial = selected(batch, rows, lambda tensor: dims[id(tensor)])
+                self._hand_out(trial, len(places), each)
                 streams = Streams()
                 yield trial
                 rehearsal.look_at(self.engine, self.optimizers, streams)
@@ -382,7 +387,7 @@ class Private:
             )
         check_last_hook(optimizer)
         if len(self._waiting) == len(self.optimizers):
-            empty = self._void or (self._part is not _NOBODY and not len(self._part.indices))
+            empty = self._void or (self._part is not _NOBODY and not self._part.records)
             gradients = self.engine.empty() if empty else self.engine.gradients()
             self.engine.set_quiet(True)
             self._check_parameters()
@@ -505,7 +510,7 @@ def _memory(tensor: Tensor) -> int | None:
         return None
 
 
-_NOBODY = Part(None, torch.empty(0, dtype=torch.int64), first=False, last=False, stream=None)  # type: ignore[arg-type]
+_NOBODY = Part(None, 0, first=False, last=False, stream=None)  # type: ignore[arg-type]
 """What a batch of a rehearsal belongs to: no step."""
 
 

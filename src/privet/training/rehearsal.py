@@ -28,8 +28,9 @@ from privet.gradients import Engine, PerExampleGradients
 from privet.training.streams import Streams
 from privet.training.surroundings import Moving
 
-MOST = 32
-"""Records of a rehearsal, at most; else as many as a batch is expected to have."""
+FEWEST, MOST = 4, 32
+"""Records of a rehearsal: within this as many as a batch is expected to have. A part of four is still two: of one record,
+a sum and a mean are the same."""
 _TOLERANCE, _COARSE = 1e-3, 0.05
 """How far the directions of gradients may be apart, in parts of their length: for float32 and for half precision. The same
 arithmetic on the same numbers has no error at all; a device that adds in any order has one of a few units in the last place."""
@@ -70,6 +71,8 @@ class Rehearsal:
 
     records: int
     precise: bool = True
+    each: int = 1
+    """How many examples of each record are in a trial."""
     measured: list[Measured] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
     """What was beside the gradients after each trial: buffers, parameters, the optimizers' settings and states."""
@@ -85,7 +88,7 @@ class Rehearsal:
         if self.part == self.records or len(whole) != len(part):
             return frozenset()
         grown = (
-            one / self.records
+            one / (self.records * self.each)
             for one, other in zip(whole, part, strict=True)
             if one != other and math.isclose(one / self.records, other / self.part, rel_tol=1e-9)
         )
