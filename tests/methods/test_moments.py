@@ -66,8 +66,7 @@ def test_gaussians_come_back_where_there_is_next_to_no_noise():
     centres = torch.tensor([[1.0] * 6, [-1.0] * 6])
     x = centres[labels] + torch.randn(20_000, 6, generator=GENERATOR) @ mixing.mT
     found = release_gaussians(
-        x,
-        labels,
+        Split(x, labels),
         2,
         bound=10.0,
         spread=float((x - centres[labels]).norm(dim=1).mean()),

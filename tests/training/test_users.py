@@ -323,7 +323,7 @@ def test_a_ledger_of_records_is_not_charged_for_users() -> None:
 
     with pytest.raises(InputError, match="unit='user'"):
         start(Ledger(), OWNERS)
-    with pytest.raises(InputError, match="give users"):
+    with pytest.raises(InputError, match="whose each example is"):
         start(Ledger(unit="user"), None)
     start(Ledger(unit="user"), OWNERS)
     start(Ledger(unit="patient"), OWNERS)

@@ -14,13 +14,16 @@ _SMALLEST = 1e-30
 """Records shorter than this count as zero."""
 
 
-def clipped_sum(rows: Tensor, bound: float) -> BoundedSum:
+def clipped_sum(rows: Tensor, bound: float, shares: Tensor | None = None) -> BoundedSum:
     """The sum of the rows, each scaled down to a Euclidean norm of at most `bound`, as float64.
 
+    Here and below `shares` says what each row counts, so that those of one user count 1 together; without it each counts 1.
+
     Formal guarantees: one record changes the sum by at most `bound`, whatever it holds; a row that is not finite
-    contributes zero.
+    contributes zero. With shares, one user does: a sum of rows is not longer than the sum of their lengths.
     """
     flat, factors, bad = _finite(rows, bound)
+    factors = factors if shares is None else factors * shares
     total = weigh(flat, factors).reshape(rows.shape[1:])
     return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), bad)
 
@@ -48,7 +51,7 @@ def _finite(rows: Tensor, bound: float) -> tuple[Tensor, Tensor, int]:
     return flat, factors, int(bad.sum())
 
 
-def normalised_second_moment(records: Tensor) -> BoundedSum:
+def normalised_second_moment(records: Tensor, shares: Tensor | None = None) -> BoundedSum:
     """The upper triangle of the sum of X_i^T X_i, each record X_i scaled to Frobenius norm 1, as float64.
 
     `records` is ``(N, d)``, or ``(N, k, d)`` where a record has k rows. Names "diagonal" and "above" hold the triangle.
@@ -65,37 +68,41 @@ def normalised_second_moment(records: Tensor) -> BoundedSum:
     # As in clipping, norms are enlarged a little, so that rounding never lets a record count for more than 1.
     factors = torch.where(usable, 1 / (norms * ROUNDING), 0.0)
     flat = (rows * factors[:, None, None]).flatten(0, 1)
-    moment = flat.mT @ flat
+    moment = flat.mT @ (flat if shares is None else flat * shares.repeat_interleave(rows.shape[1])[:, None])
     above = torch.triu_indices(len(moment), len(moment), offset=1)
     tensors = {"diagonal": moment.diagonal().clone(), "above": moment[above[0], above[1]]}
     return BoundedSum(tensors, 1.0, dict.fromkeys(tensors, 1.0), len(records), int(bad.sum()))
 
 
-def grouped_count(groups: Tensor, count: int) -> BoundedSum:
+def grouped_count(groups: Tensor, count: int, shares: Tensor | None = None) -> BoundedSum:
     """How many records are in each group, as float64.
 
-    Formal guarantees: each record is in one group, so it changes one count by 1.
+    Formal guarantees: each record is in one group, so it changes one count by 1. With shares, a user changes all counts
+    together by 1.
     """
-    return BoundedSum({"sum": _one_hot(groups, count).sum(0)}, 1.0, {"sum": 1.0}, len(groups))
+    return BoundedSum({"sum": _one_hot(groups, count, shares).sum(0)}, 1.0, {"sum": 1.0}, len(groups))
 
 
-def grouped_sum(rows: Tensor, groups: Tensor, count: int, bound: float) -> BoundedSum:
+def grouped_sum(rows: Tensor, groups: Tensor, count: int, bound: float, shares: Tensor | None = None) -> BoundedSum:
     """``(count, d)``: for each group the sum of its rows, each clipped to a Euclidean norm of at most `bound`.
 
     Formal guarantees: as `clipped_sum`; each record is in one group, so all sums together change by at most `bound`.
     """
     flat, bad = _clipped(rows.flatten(1), bound)
-    total = _one_hot(groups, count).mT @ flat
+    total = _one_hot(groups, count, shares).mT @ flat
     return BoundedSum({"sum": total}, bound, {"sum": bound}, len(rows), bad)
 
 
-def grouped_second_moment(rows: Tensor, groups: Tensor, count: int, bound: float) -> BoundedSum:
+def grouped_second_moment(
+    rows: Tensor, groups: Tensor, count: int, bound: float, shares: Tensor | None = None
+) -> BoundedSum:
     """For each group the upper triangle of the sum of x^T x over its rows, each clipped to a norm of at most `bound`.
 
     Formal guarantees: a record changes the triangles of its group, and so all of them, by at most ``bound**2``.
     """
     flat, bad = _clipped(rows.flatten(1), bound)
-    moments = torch.stack([flat[groups == group].mT @ flat[groups == group] for group in range(count)])
+    weighed = flat if shares is None else flat * shares[:, None]
+    moments = torch.stack([flat[groups == group].mT @ weighed[groups == group] for group in range(count)])
     above = torch.triu_indices(flat.shape[1], flat.shape[1], offset=1)
     tensors = {"diagonal": moments.diagonal(dim1=1, dim2=2).clone(), "above": moments[:, above[0], above[1]]}
     return BoundedSum(tensors, bound**2, dict.fromkeys(tensors, bound**2), len(rows), bad)
@@ -115,5 +122,6 @@ def _clipped(flat: Tensor, bound: float) -> tuple[Tensor, int]:
     return flat * factors[:, None], bad
 
 
-def _one_hot(groups: Tensor, count: int) -> Tensor:
-    return torch.nn.functional.one_hot(groups, count).to(torch.float64)
+def _one_hot(groups: Tensor, count: int, shares: Tensor | None = None) -> Tensor:
+    hot = torch.nn.functional.one_hot(groups, count).to(torch.float64)
+    return hot if shares is None else hot * shares[:, None]

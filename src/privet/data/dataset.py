@@ -37,6 +37,8 @@ class Split:
 
     inputs: Tensor
     labels: Tensor
+    users: Tensor | None = None
+    """The number of each record's user, where the unit of privacy is a user and not a record."""
 
     def __post_init__(self) -> None:
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
@@ -50,6 +52,8 @@ class Split:
             raise InputError("a split without records cannot be used: give at least one record.")
         if int(self.labels.min()) < 0:
             raise InputError("labels must not be negative: number the classes from 0.")
+        if self.users is not None and (self.users.shape != self.labels.shape or self.users.dtype != torch.int64):
+            raise InputError("users must be a one-dimensional int64 tensor with an entry for each record.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,7 +79,38 @@ class Split:
     def select(self, indices: Tensor | Sequence[int]) -> "Split":
         """A split of only the records at ``indices``, in that order, as stored."""
         where = torch.as_tensor(indices, dtype=torch.int64)
-        return Split(self.inputs[where], self.labels[where])
+        return Split(self.inputs[where], self.labels[where], None if self.users is None else self.users[where])
+
+    def with_inputs(self, inputs: Tensor) -> "Split":
+        """The same records as something else sees them: their labels and their users stay."""
+        return Split(inputs, self.labels, self.users)
+
+    @property
+    def unit(self) -> str:
+        """What is protected: "record" or "user"."""
+        return "record" if self.users is None else "user"
+
+    @cached_property
+    def units(self) -> int:
+        """How many records there are, or users where a user is the unit."""
+        return len(self) if self.users is None else len(self.users.unique())
+
+    @cached_property
+    def shares(self) -> Tensor | None:
+        """What each record counts in a statistic, so that a user counts 1 with all their records; None without users."""
+        if self.users is None:
+            return None
+        _, owners, counts = self.users.unique(return_inverse=True, return_counts=True)
+        shares: Tensor = 1 / counts.double()[owners]
+        return shares
+
+    def require_records(self, what: str) -> None:
+        """Raise where a user is the unit: `what` has no proof for somebody who holds several records."""
+        if self.users is not None:
+            raise InputError(
+                f"{what} protects records, and has no proof for users who hold several: choose another method, or protect "
+                f"records by leaving the users out."
+            )
 
 
 @dataclass(frozen=True, eq=False)

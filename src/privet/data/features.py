@@ -64,7 +64,7 @@ def compute_features(
                     _compute(split, transform, staging / paths[title].name, precision, progress, done, total)
                     install(staging / paths[title].name, paths[title])
                 done += len(split)
-    made = {title: Split(_mapped(paths[title]), split.labels) for title, split in dataset.splits.items()}
+    made = {title: split.with_inputs(_mapped(paths[title])) for title, split in dataset.splits.items()}
     return Dataset(dataset.name, dataset.classes, made)
 
 

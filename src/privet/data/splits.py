@@ -54,7 +54,8 @@ def divide(
         split: the split to divide.
         parts: the name of each part and the probability that a record goes there.
         generator: a seed, or a generator, which is advanced; the key of the hash comes from it.
-        keys: one user key for each record, where the unit of privacy is a user; without it the unit is a record.
+        keys: one user key for each record, where the unit of privacy is a user; without it the split's own users, and a
+            record is the unit where it has none.
 
     Formal guarantees: every record is in exactly one part, in its order in the file. The part is a keyed hash (BLAKE2b) of
     the record's own bytes, inputs and label, or of its user key, and of nothing else. So neighboring files stay neighbors:
@@ -67,6 +68,7 @@ def divide(
         raise InputError(f"The parts {dict(parts)} do not sum to 1: give fractions above 0 that do.")
     if taken := sorted((dataset.splits.keys() - {split}) & parts.keys()):
         raise InputError(f"{dataset.name} already has a split {taken[0]!r}: give the part another name.")
+    keys = whole.users if keys is None else keys
     if keys is not None and len(keys) != len(whole):
         raise InputError(f"{len(whole)} records and {len(keys)} user keys: give one key for each record.")
     if isinstance(generator, torch.Generator):

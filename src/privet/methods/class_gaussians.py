@@ -63,8 +63,7 @@ class ClassGaussians:
 
 
 def release_gaussians(
-    rows: Tensor,
-    labels: Tensor,
+    records: Split,
     classes: int,
     *,
     bound: float,
@@ -78,7 +77,7 @@ def release_gaussians(
     """Counts, means, directions and covariances of the classes, each with its noise.
 
     Args:
-        rows, labels: the records, ``(N, d)``.
+        records: ``(N, d)``, with their labels and, where a user is the unit, their users.
         classes: how many there are.
         bound: the norm to which a row is clipped for its class's mean.
         spread: about how far a row is from its class's mean; public.
@@ -91,12 +90,15 @@ def release_gaussians(
     Formal guarantees: the records are used in four releases, each in the ledger before its noise is drawn: counts, sums, DP-PCA,
     second moments by class; and nowhere else: their number is the sum of the released counts.
     """
+    rows, labels = records.inputs, records.labels
     kept: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
-    counts = private_counts(labels, classes, noise_multiplier=noise.counts, **kept)
-    sums = private_sums(rows, labels, classes, bound=bound, noise_multiplier=noise.means, **kept)
+    shared = kept | {"shares": records.shares}
+    counts = private_counts(labels, classes, noise_multiplier=noise.counts, **shared)
+    sums = private_sums(rows, labels, classes, bound=bound, noise_multiplier=noise.means, **shared)
     means = (sums / counts[:, None]).float()
     residuals = rows - means[labels]
-    total = private_second_moment(Split(residuals, labels), noise_multiplier=noise.directions, public_size=1, **kept)
+    seen = records.with_inputs(residuals)
+    total = private_second_moment(seen, noise_multiplier=noise.directions, public_size=1, **kept)
     directions, found = _above_noise(total, noise.directions, most)
     variances = found / counts.sum().float() * spread**2
     # Directions of little variance would drown in noise that is the same for all: they are stretched before it is added.
@@ -108,7 +110,7 @@ def release_gaussians(
         classes,
         bound=reach,
         noise_multiplier=noise.covariances,
-        **kept,
+        **shared,
     )
     pooled = moments.sum(0) / counts.sum()
     covariances = (1 - pooling) * moments / counts[:, None, None] + pooling * pooled

@@ -82,14 +82,14 @@ class Dpgan:
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
         shape = tuple(records[0][0].shape)
-        frequencies = self._frequencies(records.labels, order, ledger)
+        frequencies = self._frequencies(records, order, ledger)
         with game_randomness(order.seed):
             judge = private_discriminator(shape, order.classes, self.width, convolutional=self.convolutional)
             maker = self.generator(shape, order.classes)
             done = self.train(judge, maker, records, order, frequencies, ledger, on_step)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
-        lot = self._lot(len(records))
+        lot = self._lot(records.units)
         settings = {
             "Discriminator": f"{done.steps_done:,} steps of DP-SGD in lots of {lot:,}, gradients clipped to {self.clip:g}",
             "Noise": f"{done.plan.noise.describe()}, on the sum of a lot",
@@ -124,7 +124,7 @@ class Dpgan:
             judge,
             learn_judge,
             records,
-            batch_size=self._lot(len(records)),
+            batch_size=self._lot(records.units),
             steps=self.steps,
             epsilon=order.epsilon,
             delta=order.delta,
@@ -175,10 +175,15 @@ class Dpgan:
         """At most a fifth of the records: beyond that, sampling amplifies little."""
         return max(1, min(self.lot, records // 5))
 
-    def _frequencies(self, labels: Tensor, order: Order, ledger: Ledger) -> Tensor:
+    def _frequencies(self, records: Split, order: Order, ledger: Ledger) -> Tensor:
         noise = Budget(order.epsilon, order.delta, accountant="gdp").least(Gaussian) / math.sqrt(self.counts_share)
         counts = private_counts(
-            labels, order.classes, noise_multiplier=noise, ledger=ledger, randomness=before_training(order.seed)
+            records.labels,
+            order.classes,
+            noise_multiplier=noise,
+            ledger=ledger,
+            randomness=before_training(order.seed),
+            shares=records.shares,
         )
         return counts.float()
 

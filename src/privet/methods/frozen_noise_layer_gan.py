@@ -93,6 +93,7 @@ class FrozenNoiseLayerGan:
         return SCHEMES[self.sampling]
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+        records.require_records(self.title)
         randomness = Randomness.of(order.seed)
         shape = tuple(records[0][0].shape)
         with game_randomness(order.seed):

@@ -87,11 +87,10 @@ class Moments:
         check_records(records, order, self.components)
         randomness = before_training(order.seed)
         sigma = Budget(order.epsilon, order.delta, accountant="gdp").least(Gaussian)
-        inputs, labels = records.tensors
+        inputs = records.tensors[0]
         image = inputs.ndim == 4
         gaussians = release_gaussians(
-            _described(inputs) if image else inputs.flatten(1),
-            labels,
+            records.with_inputs(_described(inputs) if image else inputs.flatten(1)),
             order.classes,
             bound=self.bound,
             spread=self.spread,

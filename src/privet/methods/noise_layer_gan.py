@@ -74,6 +74,7 @@ class PublishedNoiseLayerGan:
         return PoissonSampled(self.batch_size / records, Gaussian(noise_multiplier)).under(CLAIM)
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+        records.require_records(self.title)
         channels, *size = _image_shape(records)
         if self.batch_size > len(records):
             raise InputError(f"A batch of {self.batch_size} needs as many records, and there are {len(records)}.")

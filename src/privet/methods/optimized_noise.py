@@ -66,6 +66,7 @@ def train(
     if as_published and weights is not None:
         raise InputError("As published, the weights are computed from the records: leave them out.")
     if as_published:
+        records.require_records("Optimised noise as published")
         sensitivity = CostSensitivity(model, records, loss)
         settings |= {"noise": partial(PublishedShapeNoise, sensitivity=sensitivity), "accountant": "strong"}
     elif form == "elliptical":

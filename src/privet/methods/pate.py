@@ -96,7 +96,7 @@ def train(
     """
     if len(public) == 0:
         raise InputError("PATE needs public records without labels, and there are none.")
-    ledger, student = ledger if ledger is not None else Ledger(), student or Student()
+    ledger, student = ledger if ledger is not None else Ledger(unit=records.unit), student or Student()
     ledger.record(PublicRecords(len(public), named))
     answers, labels = label_all(
         records,
@@ -105,7 +105,7 @@ def train(
         budget=Budget(epsilon, delta, ledger.relation),
         ledger=ledger,
         randomness=Randomness.of(seed),
-        voting=voting or Voting(usual_teachers(len(records), epsilon)),
+        voting=voting or Voting(usual_teachers(records.units, epsilon)),
         queries=queries,
         teach=teach,
         ridge=student.ridge,

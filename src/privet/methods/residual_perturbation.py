@@ -107,6 +107,7 @@ def train(
         ledger: where the epochs are recorded; it must be for replacing a record.
         seed: makes the order and the noise repeatable, for experiments; a model that is released has none.
     """
+    records.require_records("Residual perturbation")
     schedule = schedule or Schedule()
     ledger = ledger if ledger is not None else Ledger(relation=Relation.REPLACE_ONE, unit=UNIT)
     if ledger.relation is not Relation.REPLACE_ONE:

@@ -39,9 +39,9 @@ class ScatteringTeacher:
         self, records: Split, order: Order, ledger: Ledger, randomness: Randomness, on_step: OnStep | None
     ) -> nn.Module:
         """A classifier of images, trained with what the ledger has left of the order's budget."""
-        lot = round(0.1 * len(records))
+        lot = round(0.1 * records.units)
         if lot < 1:
-            raise InputError(f"{len(records)} records are too few for a teacher: make the data without one.")
+            raise InputError(f"{records.units} {records.unit}s are too few for a teacher: make the data without one.")
         channels, height, width = records[0][0].shape
         model = scattering_linear(channels, height, width, order.classes)
         dataset = Dataset(order.source, tuple(map(str, range(order.classes))), {"train": records})
@@ -50,7 +50,7 @@ class ScatteringTeacher:
             features,
             bound=math.sqrt(features[0][0].numel()),
             noise_multiplier=self.mean_noise,
-            public_size=len(features),
+            public_size=features.units,
             ledger=ledger,
             randomness=randomness,
         )
@@ -62,7 +62,7 @@ class ScatteringTeacher:
         dpsgd.train(
             model.head,
             torch.optim.SGD(model.head.parameters(), lr=self.learning_rate, momentum=0.9),
-            Split(rows, features.labels),
+            features.with_inputs(rows),
             batch_size=lot,
             physical_batch_size=fits if fits < lot else None,
             steps=self.steps,

@@ -32,11 +32,14 @@ def private_mean(
 ) -> Tensor:
     """The mean of the records, each clipped to norm `bound`, with Gaussian noise of `noise_multiplier` times `bound`.
 
+    Where the records have users, a user's own mean takes the place of a record, and `public_size` is the number of users.
+
     Formal guarantees: the event is in the ledger before the noise is drawn; the noisy sum is divided by `public_size`, a
     constant that the caller states, and never by the number of records that there are.
     """
     noise = GaussianNoise(noise_multiplier)
-    total = _over(records, lambda rows: clipped_sum(rows, bound))
+    ledger.require_unit(records.unit)
+    total = _over(records, lambda rows, shares: clipped_sum(rows, bound, shares))
     ledger.record(noise.event())
     return noise.add(total, randomness.noise)["sum"].div_(public_size).to(torch.float32)
 
@@ -52,6 +55,8 @@ def private_second_moment(
 ) -> Tensor:
     """The mean of X^T X over records scaled to norm 1, with Gaussian noise on its upper triangle, in float64.
 
+    Where the records have users, a user's own mean takes the place of a record, and `public_size` is the number of users.
+
     Args:
         records: the data.
         noise_multiplier: the standard deviation of the noise on each entry of the sum.
@@ -64,11 +69,13 @@ def private_second_moment(
     one, since its rows are scaled to norm 1 together.
     """
     noise = GaussianNoise(noise_multiplier)
-    total = _over(records, lambda rows: normalised_second_moment(view(rows)))
+    ledger.require_unit(records.unit)
+    total = _over(records, lambda rows, shares: normalised_second_moment(view(rows), shares))
     ledger.record(CovarianceRelease(noise_multiplier))
     return symmetric(noise.add(total, randomness.noise)).div_(public_size)
 
 
-def _over(records: Split, sums: Callable[[Tensor], BoundedSum]) -> BoundedSum:
-    chunks = torch.arange(len(records)).split(_CHUNK)
-    return reduce(add, (sums(records.batch(indices)[0]) for indices in chunks))
+def _over(records: Split, sums: Callable[[Tensor, Tensor | None], BoundedSum]) -> BoundedSum:
+    chunks, shares = torch.arange(len(records)).split(_CHUNK), records.shares
+    parts = ((records.batch(where)[0], None if shares is None else shares[where]) for where in chunks)
+    return reduce(add, (sums(*part) for part in parts))

@@ -153,6 +153,7 @@ def train(
     With a `folder` the run is saved after the steps of each snapshot, and `resume` goes on from there, as in
     `privet.make_private`. A release then counts again what it does again, and ends as many snapshots earlier.
     """
+    records.require_records("Variance reduction")
     if len(records) != plan.differences.records:
         raise InputError(f"The plan is for {plan.differences.records} records, and the data set has {len(records)}.")
     if folder is not None and ledger is not None:

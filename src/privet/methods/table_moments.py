@@ -50,8 +50,8 @@ class TableMoments:
         sigma = Budget(order.epsilon, order.delta, accountant="gdp").least(Gaussian)
         codes = _codes(records.inputs, order.columns, self.bins)
         widths = [self._bins(column) for column in order.columns]
-        histograms = self._histograms(codes, widths, records.labels, order, sigma, ledger, randomness)
-        roots = self._roots(codes, histograms, records.labels, order, sigma, ledger, randomness)
+        histograms = self._histograms(codes, widths, records, order, sigma, ledger, randomness)
+        roots = self._roots(codes, histograms, records, order, sigma, ledger, randomness)
         counts = torch.stack([histogram.sum(1) for histogram in histograms]).mean(0)
         generator = torch.Generator()
         _ = generator.seed() if order.seed is None else generator.manual_seed(order.seed)
@@ -72,7 +72,7 @@ class TableMoments:
         self,
         codes: Tensor,
         widths: list[int],
-        labels: Tensor,
+        records: Split,
         order: Order,
         sigma: float,
         ledger: Ledger,
@@ -83,12 +83,13 @@ class TableMoments:
         noise = sigma / math.sqrt(self.histograms_share)
         released = private_sums(
             hot,
-            labels,
+            records.labels,
             order.classes,
             bound=math.sqrt(len(widths)) * (1 + 1e-4),  # no record may be clipped by rounding
             noise_multiplier=noise,
             ledger=ledger,
             randomness=randomness,
+            shares=records.shares,
         )
         level = 2 * noise * math.sqrt(len(widths))
         # Noise would be spread over all empty bins: what is below two deviations is taken as none.
@@ -99,7 +100,7 @@ class TableMoments:
         self,
         codes: Tensor,
         histograms: list[Tensor],
-        labels: Tensor,
+        records: Split,
         order: Order,
         sigma: float,
         ledger: Ledger,
@@ -107,16 +108,17 @@ class TableMoments:
     ) -> Tensor:
         """For each class a root of the correlations of the normal scores."""
         scores = torch.stack(
-            [_scores(histogram)[labels, codes[:, i]] for i, histogram in enumerate(histograms)], 1
+            [_scores(histogram)[records.labels, codes[:, i]] for i, histogram in enumerate(histograms)], 1
         ).float()
         moments = private_second_moments(
             scores,
-            labels,
+            records.labels,
             order.classes,
             bound=1.3 * math.sqrt(len(histograms)),
             noise_multiplier=sigma / math.sqrt(1 - self.histograms_share),
             ledger=ledger,
             randomness=randomness,
+            shares=records.shares,
         )
         counts = torch.stack([histogram.sum(1) for histogram in histograms]).mean(0)
         covariances = (1 - self.pooling) * moments / counts[:, None, None] + self.pooling * moments.sum(

@@ -88,16 +88,20 @@ class KernelTeacher:
         return votes
 
 
-def parts(records: int, teachers: int, source: Source) -> Iterator[Tensor]:
+def parts(records: int, teachers: int, source: Source, owners: Tensor | None = None) -> Iterator[Tensor]:
     """The places of the records of each teacher: every record goes to one of them, drawn for it alone.
 
+    Where records have `owners`, numbered from 0 on, all of one user go to one teacher, drawn for that user alone.
+
     Formal guarantees: disjoint, and all records are in them. Whether a record is there does not move any other (a cut
-    into parts of equal size would move them all), so that adding, removing or replacing it changes one part.
+    into parts of equal size would move them all), so that adding, removing or replacing it changes one part. So does a user.
     """
+    units = records if owners is None else int(owners.max()) + 1
     if isinstance(source, SecureSource):
-        drawn = source.integers(records).remainder(teachers)
+        drawn = source.integers(units).remainder(teachers)
     else:
-        drawn = torch.randint(teachers, (records,), generator=source)
+        drawn = torch.randint(teachers, (units,), generator=source)
+    drawn = drawn if owners is None else drawn[owners]
     order = drawn.argsort(stable=True)
     yield from order.split(drawn.bincount(minlength=teachers).tolist())
 
@@ -127,9 +131,10 @@ def ballots(
     Formal guarantees: one record, added, removed or replaced, changes one teacher, so that at each query at most one vote
     moves from a class to another. A teacher that got no record votes for the first class.
     """
-    check_teachers(teachers, len(records), classes)
+    check_teachers(teachers, records.units, classes)
+    owners = None if records.users is None else records.users.unique(return_inverse=True)[1]
     counts = torch.zeros(len(queries), classes, dtype=torch.int64)
-    for number, part in enumerate(parts(len(records), teachers, source), 1):
+    for number, part in enumerate(parts(len(records), teachers, source, owners), 1):
         votes = torch.zeros(len(queries), dtype=torch.int64)
         if len(part):
             votes = teach(*records.batch(part), classes)(queries)

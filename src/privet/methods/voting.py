@@ -86,6 +86,7 @@ def label_by_votes(
     answered is decided by a release of its own, then all answers together spend what is left whatever their number, so
     that the total is known before any vote is counted.
     """
+    ledger.require_unit(records.unit)
     voting = voting or Voting()
     if len(queries) == 0:
         raise InputError("There is nothing to label: a vote needs at least one public record.")

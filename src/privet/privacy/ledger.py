@@ -103,6 +103,14 @@ class Ledger:
         self._write({"event": event.to_dict()} if known is None else {"as": known})
         self._note(event)
 
+    def require_unit(self, unit: str) -> None:
+        """Raise unless the ledger counts what is done to a `unit`: what a record costs bounds nothing of a user who holds
+        several, and only what knows of users may be charged to them."""
+        counts_users = self.unit != "record" and not self.unit.startswith("record ")
+        if counts_users != (unit == "user"):
+            way = "say whose each example is" if counts_users else "start it with unit='user'"
+            raise InputError(f"The ledger counts what is done to a {self.unit}, and this protects a {unit}: {way}.")
+
     @property
     def event(self) -> Event:
         """Everything that was recorded, as one event."""

@@ -137,7 +137,7 @@ def _standardise(model: OnFeatures, settings: Settings, records: Split, releases
                 records,
                 bound=math.sqrt(layer.mean.numel()),
                 noise_multiplier=settings.mean_noise,
-                public_size=len(records),
+                public_size=records.units,
                 ledger=ledger,
                 randomness=randomness,
             ),
@@ -155,7 +155,7 @@ def _standardise(model: OnFeatures, settings: Settings, records: Split, releases
                 return private_second_moment(
                     records,
                     noise_multiplier=noise,
-                    public_size=len(records),
+                    public_size=records.units,
                     ledger=ledger,
                     randomness=randomness,
                     view=view,
@@ -189,4 +189,4 @@ def _through(layer: nn.Module, records: Split) -> Split:
         made = torch.empty(len(records), *first.shape[1:], dtype=first.dtype)
         for rows in torch.arange(len(records)).split(_CHUNK):
             made[rows[0] : rows[-1] + 1] = layer(records.batch(rows)[0])
-    return Split(made, records.labels)
+    return records.with_inputs(made)

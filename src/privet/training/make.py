@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from privet.clipping import Clipping, FlatClipping, ScheduledClipping
+from privet.data.owners import Key
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.noise import GaussianNoise, NoisePlan, ScheduledNoise
 from privet.privacy import Budget, Ledger, Schedule, steps_of
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling, Users
-from privet.sampling.users import Key
 from privet.training.average import Average
 from privet.training.folder import RunFolder
 from privet.training.identity import data_fingerprint, describe
@@ -105,8 +105,9 @@ def make_private(
             are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public. With `users`, it is
             the number of users.
         users: whose each example is, where a person may hold several: a vector, a list, a function of the example's index,
-            a column's name, or `privet.sampling.Users`. A user is then what is drawn, clipped and protected, with
-            all their examples together; `batch_size` counts users, and an epoch draws each user once on average.
+            a column's name, or `privet.sampling.Users`; a `Split` that has users brings them along. A user is then what is
+            drawn, clipped and protected, with all their examples together; `batch_size` counts users, and an epoch draws
+            each user once on average.
         seed: makes sampling and noise repeatable, for experiments; a run that is released has none. Dropout, augmentation
             and the model's start come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
@@ -121,6 +122,8 @@ def make_private(
             not depend on the others; see `privet.training.rehearsal`. Without it the statement says so.
     """
     dataset, batch_size, workers, collate = _opened(dataset, batch_size, workers)
+    if users is None and isinstance(getattr(dataset, "users", None), Tensor):
+        users = dataset.users
     holdings = None if users is None else Users.of(users).found_in(dataset)
     unit, held = ("record", dataset) if holdings is None else ("user", holdings)
     records = public_size if public_size is not None else len(held)
@@ -141,7 +144,7 @@ def make_private(
     with ExitStack() as undo:
         run = _run_folder(folder, resume, ledger, unit, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger(unit=unit)
-        _check_unit(ledger, unit)
+        ledger.require_unit(unit)
         sampling = PoissonSampling(batch_size / records)
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
@@ -230,14 +233,6 @@ def _refuse_second_plan(models: Sequence[nn.Module], ledger: Ledger | None) -> N
             "The model is trained by another make_private already: finish it, end it with private.close(), or record both "
             "in one ledger with make_private(..., ledger=private.ledger)."
         )
-
-
-def _check_unit(ledger: Ledger, unit: str) -> None:
-    """What is charged for a record does not bound what is done to a user who holds several."""
-    counts_users = not ledger.unit.startswith("record") if unit == "user" else ledger.unit == "user"
-    if counts_users != (unit == "user"):
-        way = "give users=..." if ledger.unit == "user" else "start a ledger with Ledger(unit='user'), or leave it out"
-        raise InputError(f"The ledger counts what is done to a {ledger.unit}, and this run protects a {unit}: {way}.")
 
 
 def _opened(
