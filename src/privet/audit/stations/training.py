@@ -1,0 +1,158 @@
+"""Stations that train a few steps by `make_private`, and see everything that leaves them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import TensorDataset
+
+import privet
+from privet.audit.bounds import ClopperPearson, GaussianTradeOff, TwoSampleBound
+from privet.audit.claim import Claimed
+from privet.audit.laboratory import Seen
+from privet.privacy import Gaussian, Ledger, PoissonSampled
+from privet.training import Private
+
+DELTA = 1e-5
+COUNTED_DELTA = 0.05
+"""Where several sampled steps are counted: at a delta that counting can see."""
+PUBLIC_SIZE = 8
+"""The public size of the data sets; what they hold differs by one record."""
+LOUD = 30.0
+"""The gradient of a worst-case record, in clipping norms."""
+
+Loss = Callable[[nn.Module, Tensor, int], Tensor]
+"""From the model, a batch and the number of the step to the loss."""
+InLoop = Callable[[nn.Module, Optimizer, int], None]
+"""Something that a user's loop does before each backward pass."""
+
+
+def plain_loss(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    total: Tensor = model(x).sum()
+    return total
+
+
+def _sgd(model: nn.Module) -> Optimizer:
+    return SGD((p for p in model.parameters() if p.requires_grad), lr=1.0)
+
+
+def _nothing(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A private training of a few steps by `make_private`, whose every step, state and buffer is seen.
+
+    Attributes:
+        name, looks_for, effort: as `Station` says.
+        model: makes the model, always the same.
+        others: the records that are there with and without the last one.
+        canary: the record that is there or not.
+        loss: of a batch.
+        noise: the noise multiplier.
+        rate: the sampling rate; the expected batch size is its multiple of `PUBLIC_SIZE`.
+        steps: of the training; all are seen.
+        settings: more arguments of `make_private`.
+        optimizer: makes the optimizer.
+        in_loop: what the loop does before each backward pass.
+        public_loss: a loss that uses no record and joins every step.
+    """
+
+    name: str
+    looks_for: str
+    model: Callable[[], nn.Module]
+    others: Tensor
+    canary: Tensor
+    loss: Loss = plain_loss
+    noise: float = 0.5
+    rate: float = 1.0
+    steps: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Callable[[nn.Module], Optimizer] = _sgd
+    in_loop: InLoop = _nothing
+    public_loss: Callable[[nn.Module], Tensor] | None = None
+    effort: float = 1.0
+
+    def claimed(self) -> Claimed:
+        each = Gaussian(self.noise)
+        return (PoissonSampled(self.rate, each) if self.rate < 1 else each) * self.steps
+
+    def bound(self, confidence: float) -> TwoSampleBound:
+        if self.rate < 1 and self.steps > 1:
+            return ClopperPearson(COUNTED_DELTA, confidence)
+        return GaussianTradeOff(DELTA, confidence, self.rate)
+
+    def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
+        model, ledger = self.model(), Ledger()
+        optimizer = self.optimizer(model)
+        seen: dict[str, Tensor] = {}
+        faults: list[str] = []
+        moved = 0.0
+        try:
+            private = self._private(model, optimizer, ledger, present, seed, noise)
+            if self.public_loss is not None:
+                public_loss = self.public_loss
+                private.public(lambda: public_loss(model))
+            for step in range(self.steps):
+                before = {name: p.detach().clone() for name, p in model.named_parameters()}
+                drawn = self._step(private, model, optimizer, step)
+                if max(drawn.values(), default=0) > 1:
+                    faults.append("a record was in one batch twice")
+                changes = {name: p.detach() - before.get(name, 0.0) for name, p in model.named_parameters()}
+                moved += any(bool(change.any()) for change in changes.values())
+                seen |= {f"change of {name} in step {step}": change for name, change in changes.items()}
+            private.close()
+        except Exception as error:  # whether it raises is one of the things that are looked at
+            return Seen.of_error(error)
+        if len(ledger) != self.steps:
+            faults.append(f"{self.steps} steps were made and {len(ledger)} are in the ledger")
+        seen |= {f"state of {name}": tensor for name, tensor in _state(model, optimizer).items()}
+        seen |= {f"buffer {name}": buffer.detach().clone() for name, buffer in model.named_buffers()}
+        return Seen(seen, {"steps that moved a parameter": moved}, ledger.event, faults=tuple(faults))
+
+    def _private(
+        self, model: nn.Module, optimizer: Optimizer, ledger: Ledger, present: bool, seed: int, noise: float | None
+    ) -> Private:
+        rows = torch.cat([self.others, self.canary[None]]) if present else self.others
+        common: dict[str, Any] = {"max_grad_norm": 1.0} if "clipping" not in self.settings else {}
+        return privet.make_private(
+            model,
+            optimizer,
+            TensorDataset(rows, torch.arange(len(rows))),
+            delta=DELTA,
+            batch_size=round(self.rate * PUBLIC_SIZE),
+            public_size=PUBLIC_SIZE,
+            steps=self.steps,
+            noise_multiplier=self.noise if noise is None else noise,
+            seed=seed,
+            ledger=ledger,
+            # A thousand runs of one model need one self-check, which the library's tests make.
+            **{**common, "self_check": False, **self.settings},
+        )
+
+    def _step(self, private: Private, model: nn.Module, optimizer: Optimizer, step: int) -> Counter[int]:
+        """One step as a user's loop makes it; returns how often each record was in it."""
+        drawn = Counter[int]()
+        for x, places in private.batches(steps=1):
+            optimizer.zero_grad()
+            self.in_loop(model, optimizer, step)
+            self.loss(model, x, step).backward()
+            optimizer.step()
+            drawn.update(places.tolist())
+        return drawn
+
+
+def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    found = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"{name}: {key}"] = value.detach().clone()
+    return found

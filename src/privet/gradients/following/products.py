@@ -1,0 +1,147 @@
+"""Products of matrices, and comparisons of points."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from privet.gradients.following.moved import Moved, aligned, place, without
+from privet.gradients.following.registry import Beside, by_broadcasting, follows
+from privet.gradients.layout import UNKNOWN, Position, position, stride_at
+
+
+def beside_matrices(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    """Constants are taken record by record where the records are left of rows and columns."""
+    return by_broadcasting(moved, constant, at) if moved.out.ndim - at.dim > 2 else None
+
+
+@follows("matmul __matmul__ bmm mm mv", beside=beside_matrices)
+def _matmul(moved: Moved) -> int:
+    if len(moved.args) < 2 or not all(isinstance(a, Tensor) for a in moved.args[:2]):
+        return UNKNOWN
+    return _product(moved, moved.args[0], moved.args[1])
+
+
+@follows("__rmatmul__", beside=beside_matrices)
+def _matmul_reversed(moved: Moved) -> int:
+    return _product(moved, *moved.args[1::-1]) if len(moved.args) == 2 else UNKNOWN
+
+
+def _beside_added(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    added = constant is moved.argument(0, "input")
+    return (by_broadcasting if added else beside_matrices)(moved, constant, at)
+
+
+@follows("addmm addmv addbmm baddbmm", beside=_beside_added)
+def _added_product(moved: Moved) -> int:
+    added = moved.args[0]
+    left = moved.argument(1, "batch1", moved.kwargs.get("mat1", moved.kwargs.get("mat")))
+    right = moved.argument(2, "batch2", moved.kwargs.get("mat2", moved.kwargs.get("vec")))
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return UNKNOWN
+    if moved.out.ndim != max(left.ndim, right.ndim - (left.ndim == 1)):
+        return UNKNOWN
+    product = _product(moved, left, right)
+    for own in moved.tensors:
+        if (
+            own[0] is added
+            and own[1] is not None
+            and aligned(replace(moved, tensors=(own,)), moved.out.shape) != product
+        ):
+            return UNKNOWN
+    return product
+
+
+def _product(moved: Moved, left: Tensor, right: Tensor) -> int:
+    """Neither factor may be summed over its records, and the records of both must fall into one dimension."""
+    strides = {id(tensor): stride for tensor, stride in moved.tensors}
+    found = set()
+    for tensor, contracted in ((left, 1), (right, min(2, right.ndim))):
+        stride = strides.get(id(tensor))
+        if stride is None:
+            continue
+        at = position(tensor.shape, stride, moved.records)
+        if at is None or tensor.ndim - at.dim == contracted:
+            return UNKNOWN
+        # Counted from the right: a vector has no dimension of its own in the result.
+        from_right = tensor.ndim - at.dim
+        if tensor is left and right.ndim == 1:
+            from_right -= 1
+        if tensor is right and left.ndim == 1 and from_right > 2:
+            from_right -= 1
+        dim = moved.out.ndim - from_right
+        if dim < 0 or moved.out.shape[dim] != tensor.shape[at.dim]:
+            return UNKNOWN
+        found.add(stride_at(moved.out.shape, dim, at.inner))
+    return found.pop() if len(found) == 1 else UNKNOWN
+
+
+def _beside_in_equation(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    inputs, output = moved.args[0].replace(" ", "").split("->")
+    terms = zip(inputs.split(","), moved.tensors, strict=False)
+    return next((term.find(output[at.dim]) for term, (tensor, _) in terms if tensor is constant), -1)
+
+
+@follows("einsum", beside=_beside_in_equation)
+def _einsum(moved: Moved) -> int:
+    equation = moved.args[0]
+    if not isinstance(equation, str) or "->" not in equation or "." in equation:
+        return UNKNOWN
+    inputs, output = equation.replace(" ", "").split("->")
+    letters = set()
+    for term, (tensor, stride) in zip(inputs.split(","), moved.tensors, strict=False):
+        if stride is not None:
+            at = position(tensor.shape, stride, moved.records)
+            letters.add(term[at.dim] if at and term.count(term[at.dim]) == 1 else "")
+    letter = letters.pop() if len(letters) == 1 else ""
+    return place(moved, output.index(letter)) if letter and output.count(letter) == 1 else UNKNOWN
+
+
+@follows("cdist", beside=by_broadcasting)
+def _distances(moved: Moved) -> int:
+    at = moved.shared()
+    if at is None or at.dim >= moved.source.ndim - 2:
+        return UNKNOWN
+    return place(moved, at.dim)
+
+
+def _beside_factor(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    return at.dim if any(constant is factor for factor in moved.args[:2]) else None
+
+
+@follows("bilinear", beside=_beside_factor)
+def _bilinear(moved: Moved) -> int:
+    batched = [tensor for tensor, s in moved.tensors if s is not None]
+    inputs = moved.args[:2]
+    at = moved.shared()
+    if at is None or any(all(t is not i for i in inputs) for t in batched) or at.dim >= batched[0].ndim - 1:
+        return UNKNOWN
+    return place(moved, at.dim)
+
+
+def _compared(moved: Moved, named: bool) -> tuple[tuple[int, ...], set[int]]:
+    """The shape of what two tensors are compared in, and the dimension of it that is gone afterwards."""
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
+    dim = moved.argument(2, "dim", 1) if named else -1
+    return tuple(shape), {dim % len(shape)} if isinstance(dim, int) else set()
+
+
+def _beside_compared(named: bool) -> Beside:
+    def beside(moved: Moved, constant: Tensor, at: Position) -> int | None:
+        shape, gone = _compared(moved, named)
+        fell = moved.out.ndim < len(shape) and min(gone, default=len(shape)) <= at.dim
+        return at.dim + fell + constant.ndim - len(shape)
+
+    return beside
+
+
+@follows("cosine_similarity", beside=_beside_compared(True))
+def _cosine(moved: Moved) -> int:
+    return without(moved, *_compared(moved, True))
+
+
+@follows("pairwise_distance", beside=_beside_compared(False))
+def _pairwise(moved: Moved) -> int:
+    return without(moved, *_compared(moved, False))

@@ -1,0 +1,325 @@
+"""The recorder: sees every torch operation from the batch to its loss, and taps those that combine records with parameters.
+
+It is a torch function mode and not a set of layer hooks, because then it sees *every* use of a parameter: a weight tied
+by ``F.linear(x, embedding.weight)``, a bare ``nn.Parameter``, a layer called twice, a weight that is recomputed from
+others. What it cannot see (a custom ``autograd.Function``) autograd delivers to ``parameter.grad``, where the engine
+stands guard and refuses.
+
+It also follows where the records are. An operation that is not known to keep records apart makes its result unknown, and
+unknown is everything that is computed from it. A loss that is unknown is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+
+from privet.errors import PrivetError
+from privet.gradients.following import is_known
+from privet.gradients.layout import UNKNOWN
+from privet.gradients.losses import LOSSES
+from privet.gradients.marks import FREE, RANDOM, Mark, Pass, mark_of, set_mark
+from privet.gradients.operation import REFUSED, RULES, Operation
+from privet.gradients.recorder.knowledge import UnsupportedModelError
+from privet.gradients.recorder.marking import Marking
+from privet.gradients.tap import Receive, copies, tap
+from privet.gradients.use import Use
+from privet.gradients.vocabulary import (
+    CONSTANTS,
+    DRAWING,
+    DROPOUTS,
+    ESCAPES,
+    LIKE_ANOTHER,
+    SILENT,
+    TAKEN_APART,
+    is_silent_getter,
+    name_of_function,
+    tensors_in,
+    unguarded,
+    written_by,
+)
+
+NOT_PUBLIC = (
+    "private.public(function) was given a private batch, or what was computed from one: in the function, nothing may come "
+    "from a record."
+)
+
+
+class Recorder(Marking, TorchFunctionMode):
+    """Active from the batch to its backward pass; see the module's docstring."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self._suspended: list[list[nn.Parameter]] = []
+        self._taken_apart: list[Any] = []
+        """Functions of torch whose parts are looked at, outermost first; one that calls itself again is looked at whole."""
+
+    # --- what rules do ----------------------------------------------------------------------------------------------
+
+    def record(self, out: Tensor, use: Use, saved: tuple[Tensor, ...]) -> Tensor:
+        return tap(out, self.receiver(use), *saved)
+
+    def copies(self, tensor: Tensor, shape: tuple[int, ...], use: Use) -> Tensor:
+        return copies(tensor, shape, self.receiver(use))
+
+    def receiver(self, use: Use) -> Receive:
+        current = self.current
+        assert current is not None
+        current.uses.append(use)
+        waiting = [use]  # left when it has received: the graph, which may live longer, then keeps nothing of it
+
+        def receive(saved: tuple[Tensor, ...], grad: Tensor) -> None:
+            if current.closed:
+                raise PrivetError(
+                    "A backward pass went through a forward pass whose gradients were taken already: call backward "
+                    "once for each batch, before optimizer.step() and before the next batch."
+                )
+            if not waiting:
+                raise PrivetError(
+                    "A second backward pass went through the same forward pass: add the losses up and call backward once."
+                )
+            self._join(current)
+            # Without its history: what a use keeps would keep the graph alive, and the graph the use.
+            waiting[0].receive(tuple(t.detach() for t in saved), grad, current.budget)
+            current.received.append(waiting.pop())
+
+        return receive
+
+    @staticmethod
+    def _join(current: Pass) -> None:
+        """A backward pass has reached the model: how its loss joins the records must be known, and be one way for all."""
+        if isinstance(current.pending, PrivetError):
+            raise current.pending
+        if current.pending is None:
+            raise PrivetError(
+                "The call of backward was not seen: call loss.backward() in the body of the loop, in its own thread."
+            )
+        if current.reduction not in (None, current.pending):
+            raise PrivetError(
+                "One loss is a mean over the records, another one a sum: make both a mean, or both a sum."
+            )
+        current.reduction = current.pending
+
+    # --- modules with a rule of their own ---------------------------------------------------------------------------
+
+    def suspend(self, module: nn.Module) -> None:
+        """A module with a rule of its own begins: its operations are not looked at, its parameters are constants."""
+        own = [p for p in module.parameters() if p.requires_grad]
+        for parameter in own:
+            parameter.requires_grad_(False)
+        self._suspended.append(own)
+
+    def resume(self) -> None:
+        for parameter in self._suspended.pop():
+            parameter.requires_grad_(True)
+
+    # --- listening --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_listening(self) -> bool:
+        return any(
+            torch._C._get_function_stack_at(place) is self for place in range(torch._C._len_torch_function_stack())
+        )
+
+    def listen(self) -> None:
+        _push_mode(self)
+
+    def stop(self) -> None:
+        """Leave the stack of modes, wherever in it this one is."""
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = _pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    # --- interception -----------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = name_of_function(func)
+        if self._suspended or self.current is None or name in SILENT or is_silent_getter(func, name):
+            return func(*args, **kwargs)
+        if name == "backward" or (name == "grad" and func.__name__ == "grad"):
+            self.before_backward(args[0] if args else next(iter(kwargs.values())), 1 + (name == "grad"), args, kwargs)
+            return func(*args, **kwargs)
+        if self.still and isinstance(generator := kwargs.get("generator"), torch.Generator):
+            self.generators.setdefault(id(generator), (generator, generator.get_state()))
+        tensors = tensors_in((args, kwargs) if kwargs else args)
+        batched = tracked = False
+        known: list[tuple[Tensor, Mark | None]] = []
+        for tensor in tensors:
+            mark = self._look(tensor)
+            known.append((tensor, mark))
+            batched = batched or mark is not None
+            tracked = tracked or self.tracks(tensor)
+        if name == "grad" and tracked:
+            self.before_reading_gradient(args[0])
+        if name in CONSTANTS and all(mark is None for _, mark in known[1:]):
+            batched = False
+        if batched and name in LIKE_ANOTHER and known[0][1] is None and args and args[0] is known[0][0]:
+            batched, known = False, known[:1]
+        if not batched:
+            return self._without_records(name, func, args, kwargs, tensors, tracked)
+        if self.current.public and tracked:
+            raise PrivetError(NOT_PUBLIC)
+        if not self.current.trusting and torch.is_grad_enabled():
+            self._refuse_trained_elsewhere(known)
+        if name == "batch_norm" and (kwargs.get("training") or (len(args) > 5 and args[5])):
+            raise self.refusal(
+                "batch normalization in training mode normalizes each record by the others; privet.fix(model) returns the "
+                "model with GroupNorm in its place, and a pretrained one can be put in eval mode"
+            )
+        if name in REFUSED:
+            raise self.refusal(REFUSED[name])
+        if name in ESCAPES or name == "register_hook":
+            return self._let_out(name, func, args, kwargs)
+        if self.still and name in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        alone = self.current.alone
+        if isinstance(func, FunctionType) and name in LOSSES and not alone:
+            out = LOSSES[name](self, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        combines = tracked and torch.is_grad_enabled() and not alone
+        apart = combines or name in TAKEN_APART or not is_known(name)
+        if isinstance(func, FunctionType) and not alone and apart and func not in self._taken_apart:
+            self._taken_apart.append(func)
+            try:
+                with self:
+                    return unguarded(func)(*args, **kwargs)
+            finally:
+                self._taken_apart.pop()
+        written = written_by(name, func, args, kwargs)
+        if written is not None:
+            self._refuse_guarded(written)
+            self._save(written)
+            if not self.current.trusting:
+                known = [(_before(t, mark) if t is written else t, mark) for t, mark in known]
+        if not combines:
+            versions = [_version(tensor) for tensor in tensors]
+            out = func(*args, **kwargs)
+            for tensor, version in zip(tensors, versions, strict=True):
+                if _version(tensor) != version and tensor is not written:
+                    if tensor is out:  # F.relu(x, inplace=True)
+                        self._refuse_guarded(tensor)
+                        written = tensor
+                    else:
+                        self._note_hidden_writing(name, tensor)
+        else:
+            self._refuse_penalty(known)
+            operation = Operation(self, name, func, args, kwargs)
+            out = RULES[name](operation) if name in RULES else operation.generic()
+        self._follow(name, args, kwargs, known, out if written is None else written, written is not None)
+        return out
+
+    def before_backward(self, roots: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called when a backward pass begins; the engine looks at the loss here."""
+
+    def before_reading_gradient(self, parameter: Tensor) -> None:
+        """Called when somebody reads ``parameter.grad``."""
+
+    def _without_records(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        tracked: bool,
+    ) -> Any:
+        assert self.current is not None
+        if self.still or (self.current.escaped and not self.current.trusting):
+            written = written_by(name, func, args, kwargs)
+            if written is not None:
+                self._save(written)
+                if self.current.escaped:
+                    self._refuse_guarded(written, self.current.escaped)
+        out = func(*args, **kwargs)
+        if tracked and torch.is_grad_enabled() and name not in CONSTANTS:
+            self._note_derived(name, tensors, out)
+        elif not self.current_trusts():
+            constant = RANDOM if name in DRAWING or self._all_random(tensors) else FREE
+            for tensor in tensors_in(out):
+                if id(tensor) not in self._names and not self._is_constant(tensor):
+                    set_mark(tensor, constant)
+        return out
+
+    @staticmethod
+    def _all_random(tensors: list[Tensor]) -> bool:
+        """Whether what is computed from these constants is as random as they are."""
+        given = [tensor for tensor in tensors if tensor.numel() > 1]
+        return bool(given) and all(mark_of(tensor) is RANDOM for tensor in given)
+
+    def _note_derived(self, name: str, tensors: list[Tensor], out: Any) -> None:
+        sources = tuple(t for t in tensors if self.tracks(t))
+        expanded = sources[0] if name in {"expand", "expand_as", "broadcast_to", "repeat"} else None
+        if expanded is not None and name == "repeat" and not _only_repeats_single(expanded, out):
+            expanded = None
+        for tensor in tensors_in(out):
+            if tensor.requires_grad and not self.tracks(tensor):
+                self.note_derived(tensor, sources, expanded)
+            elif not self.current_trusts() and mark_of(tensor) is None and id(tensor) not in self._names:
+                set_mark(tensor, FREE)
+
+    def _let_out(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A value of the records becomes a number of Python, or their gradient is given to a function."""
+        assert self.current is not None
+        if self.current.alone:
+            return func(*args, **kwargs)
+        if name == "register_hook":
+            set_mark(args[0], self.current.unknown("a hook on a tensor of the records may change their gradients"))
+        elif not self.current.escaped and not self.current.trusting:
+            self.current.escaped = (
+                f"`{name.strip('_')}` reads a value of the records{self._where()}, and the loss is computed after it"
+            )
+        return func(*args, **kwargs)
+
+    def _refuse_trained_elsewhere(self, known: list[tuple[Tensor, Mark | None]]) -> None:
+        """A tensor that is trained, and of which the plan knows nothing, would have the raw gradient of the records."""
+        for tensor, mark in known:
+            if mark is None and tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._names:
+                raise UnsupportedModelError(
+                    f"A tensor of shape {tuple(tensor.shape)} that requires a gradient meets the records, and is not among the "
+                    f"parameters that make_private was given: give it all models that learn from the records, as "
+                    f"make_private([model, head], ...), or freeze it with requires_grad_(False)."
+                )
+
+    def _refuse_penalty(self, known: list[tuple[Tensor, Mark | None]]) -> None:
+        """A parameter meets what is left of the records after they were joined: that gradient would belong to no record."""
+        if any(mark is not None and mark.stride is not None and mark.stride < UNKNOWN for _, mark in known):
+            name = next(name for tensor, _ in known if self.tracks(tensor) for name in self.sources(tensor))
+            raise UnsupportedModelError(
+                f"Parameter '{name}' is used in the loss after the records were joined, so that its gradient belongs to no "
+                f"record. For a penalty use the optimizer's weight_decay, or private.public(function)."
+            )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written into; tensors of inference mode do not count it."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _before(written: Tensor, mark: Mark | None) -> Tensor:
+    """What a constant held before it is written into."""
+    if mark is not None or not written.ndim:
+        return written
+    with torch._C.DisableTorchFunction():
+        before = written.detach().clone()
+    if mark_of(written) is RANDOM:
+        set_mark(before, RANDOM)
+    return before
+
+
+def _only_repeats_single(source: Tensor, out: Tensor) -> bool:
+    padded = [1] * (out.ndim - source.ndim) + list(source.shape)
+    return all(size in (1, grown) for size, grown in zip(padded, out.shape, strict=True))
