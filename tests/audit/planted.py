@@ -30,6 +30,7 @@ from privet.methods import dpgan, teachers
 from privet.noise import GaussianNoise
 from privet.privacy import Gaussian, Ledger
 from privet.sampling import PoissonSampling
+from privet.training.drawing import Records
 
 add, clip, adaptive_clip, draw, record = (
     GaussianNoise.add,
@@ -220,19 +221,40 @@ def momentum_of_the_clean_sum() -> Iterator[None]:
 
 
 def overlapping_teachers() -> AbstractContextManager[Any]:
-    def broken(records: int, count: int, source: Any) -> Iterator[Tensor]:
-        found = list(parts(records, count, source))
+    def broken(records: int, count: int, source: Any, owners: Tensor | None = None) -> Iterator[Tensor]:
+        found = list(parts(records, count, source, owners))
         return (torch.cat([part, found[(n + 1) % count]]) for n, part in enumerate(found))
 
     return put(teachers, "parts", broken)
 
 
 def exact_class_counts() -> AbstractContextManager[Any]:
-    def broken(groups: Tensor, count: int, *, noise_multiplier: float, ledger: Ledger, randomness: Any) -> Tensor:
+    def broken(groups: Tensor, count: int, *, noise_multiplier: float, ledger: Ledger, **_: Any) -> Tensor:
         ledger.record(Gaussian(noise_multiplier))
         return groups.bincount(minlength=count).double()
 
     return put(dpgan, "private_counts", broken)
+
+
+def examples_of_a_user_clipped_one_by_one() -> AbstractContextManager[Any]:
+    hand_out = Engine.hand_out
+
+    def broken(self: Engine, batch: Any, records: int, *, each: int = 1, **settings: Any) -> None:
+        hand_out(self, batch, records * each, **settings)
+
+    return put(Engine, "hand_out", broken)
+
+
+def a_user_drawn_for_each_example() -> AbstractContextManager[Any]:
+    """Examples are drawn one by one, and each brings its user along."""
+
+    def broken(self: Records, records: Tensor, source: Any) -> list[Tensor]:
+        assert self.users is not None
+        examples = torch.rand(len(self.dataset), generator=source) < PoissonSampling(0.5).rate
+        users = self.users.owners[examples].unique()
+        return list(self.users.drawn(users, source)) or [torch.empty(0, 1, dtype=torch.int64)]
+
+    return put(Records, "_pieces", broken)
 
 
 def empty_batches_release_nothing() -> AbstractContextManager[Any]:
@@ -336,6 +358,8 @@ SIXTEEN = (
 """The bugs to which the audit of version 0.1 was blind, but for three."""
 
 MORE = (
+    Plant(examples_of_a_user_clipped_one_by_one, "a user's examples"),
+    Plant(a_user_drawn_for_each_example, "a sampled user", runs=800),
     Plant(clipped_to_one_and_a_half, "one step", runs=800),
     Plant(split_by_permutation, "the split of a file"),
     Plant(bad_records_raise, "a record that is not finite", runs=800),

@@ -16,7 +16,7 @@ Key = Tensor | np.ndarray[Any, Any] | Sequence[Hashable] | Callable[[int], Hasha
 
 
 def owners_of(key: Key, dataset: Any) -> Tensor:
-    """The number of each example's user, from 0 on."""
+    """The number of each example's user, from 0 on; `dataset` has a length, and perhaps columns."""
     if isinstance(key, str):
         key = _column(key, dataset)
     if callable(key):

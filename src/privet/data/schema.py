@@ -58,19 +58,25 @@ class Schema:
     """The columns of a table. ``label`` names the categorical column to learn; its categories are the classes.
 
     ``ignore`` names columns that are there and shall not be read. With ``clip`` a number outside its bounds is moved
-    to the nearer bound; without it, it is an error.
+    to the nearer bound; without it, it is an error. ``user`` names the column that says whose a row is, where a person may
+    have several: all of them together are then protected. It is no input and nothing of it is released.
     """
 
     columns: tuple[Numeric | Categorical, ...]
     label: str
     ignore: tuple[str, ...] = ()
     clip: bool = False
+    user: str = ""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         for name in names:
             if names.count(name) > 1 or name in self.ignore:
                 raise InputError(f"Column {name!r} is described twice in the schema: remove one.")
+        if self.user and (self.user in names or self.user in self.ignore):
+            raise InputError(
+                f"The column of users {self.user!r} is described a second time in the schema: name it in user alone."
+            )
         if not isinstance(self._label_column(), Categorical):
             raise InputError(f"The label {self.label!r} is a number in the schema: give its categories.")
         if not self.features:
@@ -108,6 +114,7 @@ def read_schema(path: Path | str) -> Schema:
       income: {categories: ["<=50K", ">50K"]}
     ignore: [id]        # optional
     clip: false         # optional
+    user: patient       # optional: the column that says whose a row is
     """
     path = Path(path)
     content = _parse(path, read_text(path))
@@ -137,7 +144,7 @@ def _parse(path: Path, text: str) -> Any:
 
 
 def _schema(content: Any) -> Schema:
-    table = _mapping(content, "The schema", {"label", "columns"}, {"ignore", "clip"})
+    table = _mapping(content, "The schema", {"label", "columns"}, {"ignore", "clip", "user"})
     columns: list[Numeric | Categorical] = []
     for name, description in _mapping(table["columns"], "The part 'columns'").items():
         what = f"Column {name!r}"
@@ -151,7 +158,10 @@ def _schema(content: Any) -> Schema:
             columns.append(Numeric(name, _number(column["low"], what), _number(column["high"], what), whole))
     if not isinstance(table["label"], str) or not isinstance(table.get("clip", False), bool):
         raise InputError("The label must be a column's name and clip true or false: mend them.")
-    return Schema(tuple(columns), table["label"], _names(table.get("ignore", []), "ignore"), table.get("clip", False))
+    if not isinstance(table.get("user", ""), str):
+        raise InputError("The part 'user' must be a column's name: mend it.")
+    ignore = _names(table.get("ignore", []), "ignore")
+    return Schema(tuple(columns), table["label"], ignore, table.get("clip", False), table.get("user", ""))
 
 
 def _mapping(

@@ -10,8 +10,10 @@ from typing import NoReturn, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from privet.data.dataset import Dataset, Split
+from privet.data.owners import owners_of
 from privet.data.schema import Categorical, Numeric, Schema
 from privet.errors import InputError
 
@@ -54,7 +56,8 @@ def to_split(table: Table, schema: Schema) -> Split:
         else:
             blocks.append(np.eye(len(column.categories), dtype=np.float32)[_codes(table, column)])
     label = next(c for c in schema.columns if isinstance(c, Categorical) and c.name == schema.label)
-    return Split(torch.from_numpy(np.concatenate(blocks, axis=1)), torch.from_numpy(_codes(table, label)))
+    inputs, labels = torch.from_numpy(np.concatenate(blocks, axis=1)), torch.from_numpy(_codes(table, label))
+    return Split(inputs, labels, _users(table, schema.user) if schema.user else None)
 
 
 def read_table(path: Path, schema: Schema, suffix: str, open_table: Callable[[Path], Table]) -> Dataset:
@@ -74,14 +77,24 @@ def _check_columns(table: Table, schema: Schema) -> None:
     known = {column.name for column in schema.columns}
     if schema.label not in table.names:
         raise InputError(f"{table.path} has no label column {schema.label!r}: it has {', '.join(table.names)}.")
+    if schema.user and schema.user not in table.names:
+        raise InputError(f"{table.path} has no column of users {schema.user!r}: mend user in the schema.")
     for name in sorted(known - set(table.names)):
         raise InputError(f"{table.path} has no column {name!r}: add it, or take it out of the schema.")
     for name in table.names:
-        if name not in known and name not in schema.ignore:
+        if name not in known and name not in (*schema.ignore, schema.user):
             raise InputError(
                 f"{table.path} has the column {name!r}, which the schema does not describe: "
                 "describe it there, or add it to ignore."
             )
+
+
+def _users(table: Table, name: str) -> Tensor:
+    """The number of each row's user."""
+    texts = table.texts(name)
+    if "" in texts:
+        fail(table, list(texts).index(""), name, "the row has no user: fill the cell, or remove the row.")
+    return owners_of(texts, texts)
 
 
 def _scale(table: Table, column: Numeric, clip: bool) -> NDArray[np.float32]:

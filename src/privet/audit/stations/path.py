@@ -64,6 +64,23 @@ def path_stations() -> tuple[Station, ...]:
             settings={"views": 4},
         ),
         Training(
+            "a user's examples",
+            "examples of a user that are clipped one by one",
+            linear,
+            short(),
+            one().expand(6, 4),
+            users=True,
+        ),
+        Training(
+            "a sampled user",
+            "a user who is drawn once for each of their examples",
+            linear,
+            short(),
+            one(1.0).expand(6, 4),
+            users=True,
+            rate=0.5,
+        ),
+        Training(
             "physical batches",
             "noise or clipping that depends on how a step is divided",
             linear,

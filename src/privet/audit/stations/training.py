@@ -54,7 +54,7 @@ class Training:
         name, looks_for, effort: as `Station` says.
         model: makes the model, always the same.
         others: the records that are there with and without the last one.
-        canary: the record that is there or not.
+        canary: the record that is there or not; with `users`, all examples of the user who is there or not.
         loss: of a batch.
         noise: the noise multiplier.
         rate: the sampling rate; the expected batch size is its multiple of `PUBLIC_SIZE`.
@@ -63,6 +63,7 @@ class Training:
         optimizer: makes the optimizer.
         in_loop: what the loop does before each backward pass.
         public_loss: a loss that uses no record and joins every step.
+        users: a user is the unit of privacy; the others hold one example each.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Training:
     optimizer: Callable[[nn.Module], Optimizer] = _sgd
     in_loop: InLoop = _nothing
     public_loss: Callable[[nn.Module], Tensor] | None = None
+    users: bool = False
     effort: float = 1.0
 
     def claimed(self) -> Claimed:
@@ -90,7 +92,7 @@ class Training:
         return GaussianTradeOff(DELTA, confidence, self.rate)
 
     def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
-        model, ledger = self.model(), Ledger()
+        model, ledger = self.model(), Ledger(unit="user" if self.users else "record")
         optimizer = self.optimizer(model)
         seen: dict[str, Tensor] = {}
         faults: list[str] = []
@@ -120,8 +122,11 @@ class Training:
     def _private(
         self, model: nn.Module, optimizer: Optimizer, ledger: Ledger, present: bool, seed: int, noise: float | None
     ) -> Private:
-        rows = torch.cat([self.others, self.canary[None]]) if present else self.others
+        canary = self.canary if self.users else self.canary[None]
+        rows = torch.cat([self.others, canary]) if present else self.others
         common: dict[str, Any] = {"max_grad_norm": 1.0} if "clipping" not in self.settings else {}
+        if self.users:
+            common["users"] = torch.arange(len(rows)).clamp(max=len(self.others))
         return privet.make_private(
             model,
             optimizer,
