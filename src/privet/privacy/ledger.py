@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +43,8 @@ class Ledger:
         self.unit = unit
         self.path = Path(path) if path is not None else None
         self.torn = False
+        self.conditions: tuple[str, ...] = ()
+        """What the statement takes as public; see `condition`."""
         self._runs: list[tuple[Event, int]] = []
         self._lines = 0
         self._first_line: dict[Event, int] = {}
@@ -103,6 +106,23 @@ class Ledger:
         self._write({"event": event.to_dict()} if known is None else {"as": known})
         self._note(event)
 
+    def condition(self, fact: str) -> None:
+        """Write down, once, a fact that the statement takes as public; every `spent` names it."""
+        if fact in self.conditions:
+            return
+        if self._lines < 0:
+            raise LedgerError(f"The ledger {self.path} was opened for reading only.")
+        self._write({"condition": fact})
+        self.conditions += (fact,)
+
+    def size_is_public(self) -> None:
+        """Write down that steps, rate or divisor follow from the true number of records.
+
+        Between neighbors that replace one record that number is no secret: then there is nothing to write.
+        """
+        if self.relation is Relation.ADD_REMOVE:
+            self.condition(f"the number of {self.unit}s is public")
+
     @property
     def event(self) -> Event:
         """Everything that was recorded, as one event."""
@@ -123,7 +143,8 @@ class Ledger:
     def spent(self, delta: float, accountant: str | Accountant = "pld") -> Spent:
         """What the recorded events cost at `delta`, with everything that must travel with it."""
         interpreter = accountant_named(accountant)
-        return interpreter.spent(self.event, delta, self.relation, unit=self.unit)
+        found = interpreter.spent(self.event, delta, self.relation, unit=self.unit)
+        return replace(found, conditions=self.conditions)
 
     def __iter__(self) -> Iterator[tuple[Event, int]]:
         """The recorded events in order, runs of equal ones counted."""
@@ -214,7 +235,9 @@ class Ledger:
             self._lines = 1
             return
         self._lines += 1
-        if "as" in entry:
+        if "condition" in entry:
+            self.conditions += (str(entry["condition"]),)
+        elif "as" in entry:
             self._note(self._named[entry["as"]])
         else:
             self._note(Event.from_dict(entry["event"]))

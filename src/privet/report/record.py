@@ -86,6 +86,8 @@ class OtherRun:
     unit: str
     event: dict[str, Any]
     """Everything in its ledger, as one event."""
+    conditions: tuple[str, ...] = ()
+    """What its statement takes as public."""
 
     @property
     def identity(self) -> tuple[str, str, str]:

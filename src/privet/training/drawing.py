@@ -123,7 +123,7 @@ class Records:
         """Raise unless these are the records of the plan."""
         if self.size_is_public and len(self.dataset) != plan.records:
             raise InputError(
-                f"The plan is for {plan.records} records, and the data set has {len(self.dataset)}: make a new plan, or "
+                f"The plan is for {plan.records} records, and the data set has another number of them: make a new plan, or "
                 f"state the public size of the data with public_size=..."
             )
 

@@ -16,7 +16,7 @@ from privet.clipping import Clipping, FlatClipping, ScheduledClipping
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.noise import GaussianNoise, NoisePlan, ScheduledNoise
-from privet.privacy import Budget, Ledger, Schedule, steps_of
+from privet.privacy import Budget, Ledger, Schedule, steps_of, warn_of_delta
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training.average import Average
@@ -80,7 +80,7 @@ def make_private(
             batch size, workers and collate function are taken, and its order is not.
         delta: the delta of the statement.
         batch_size: the expected size of a Poisson-sampled batch.
-        epochs, steps: how long to train; give one. An epoch is ``len(dataset) / batch_size`` steps. With both epsilon and
+        epochs, steps: how long to train; give one. An epoch is ``public_size / batch_size`` steps. With both epsilon and
             noise_multiplier, neither is needed: as many steps as the budget allows.
         epsilon: the budget. Without noise_multiplier the noise is calibrated to spend it; with it, the first step that
             would pass it raises `BudgetExhausted`.
@@ -99,8 +99,11 @@ def make_private(
             chooses as many as fit into `memory_budget`, or into a quarter of the free memory without one.
         memory_budget: bytes that may be used to keep per-example gradients, and by a physical batch under "auto".
         workers: processes that load records of a map-style data set.
-        public_size: the size of the data set as far as it is public. The sampling rate and the constant by which sums
-            are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public.
+        public_size: the size of the data set as far as it is public. The sampling rate, the steps of an epoch and the
+            constant by which sums are divided follow from it. It may be wrong: each record is drawn with probability
+            ``batch_size / public_size`` all the same, so privacy is what is stated, and batches are larger or smaller than
+            `batch_size` on average. Without it, ``len(dataset)`` is taken, and the statement names the condition that the
+            number of records is public.
         seed: makes sampling and noise repeatable, for experiments; a run that is released has none. Dropout, augmentation
             and the model's start come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
@@ -133,6 +136,9 @@ def make_private(
     with ExitStack() as undo:
         run = _run_folder(folder, resume, ledger, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger()
+        if public_size is None:
+            ledger.size_is_public()
+        warn_of_delta(delta, records, ledger.unit)
         sampling = PoissonSampling(batch_size / records)
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
