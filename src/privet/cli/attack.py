@@ -13,7 +13,7 @@ import typer
 
 from privet.cli.program import AsJson, app
 from privet.cli.progress import computing
-from privet.cli.records import load_records
+from privet.cli.records import load_again
 from privet.cli.report import RunFolder
 from privet.errors import InputError
 
@@ -86,8 +86,8 @@ def attack(
     kind = kind or (Attack.distance if record.synthetic else Attack.loss)
     if kind in ON_DATA and not record.synthetic:
         raise InputError(f"{run}: the attack {kind.value} is on artificial data, and this run made a model.")
-    dataset = load_records(record.data.source or record.data.name, record.data.schema)
-    if not fits(record.data.fingerprint, dataset.fingerprint, run):
+    dataset = load_again(record.data)
+    if not any(fits(record.data.fingerprint, mark, run) for mark in (dataset.origin, dataset.fingerprint)):
         raise InputError(
             f"{run}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
             f"cannot be told; run it again."

@@ -124,10 +124,7 @@ def _records(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     except (ValueError, TypeError, OverflowError):
         raise InputError(f"{path} holds data or labels of the wrong type or size: copy or download it again.") from None
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(targets) or len(pixels) == 0:
-        raise InputError(
-            f"{path} does not hold {PIXELS} values for each label: "
-            "copy or download it again."
-        )
+        raise InputError(f"{path} does not hold {PIXELS} values for each label: copy or download it again.")
     return pixels.reshape(-1, 3, 32, 32), targets
 
 

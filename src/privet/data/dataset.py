@@ -1,6 +1,7 @@
 """A data set: named splits of records, the class names, and a fingerprint of the whole."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,6 +92,7 @@ class Dataset:
         size_is_stated: whether `public_size` is a number that the user stated; otherwise it follows from the records.
         measured_share: the share of a file's records that a keyed hash put into ``test``; 0 where the file was not divided.
         unprotected: whether the user asked for ``test`` to go without protection.
+        undivided: the fingerprint of the file before it was divided; empty where it was not.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Dataset:
     size_is_stated: bool = False
     measured_share: float = 0.0
     unprotected: bool = False
+    undivided: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "splits", MappingProxyType(dict(self.splits)))
@@ -119,7 +122,7 @@ class Dataset:
 
     def __reduce__(self) -> tuple[type["Dataset"], tuple[Any, ...]]:
         # A read-only mapping cannot be pickled.
-        told = (self.public_size, self.size_is_stated, self.measured_share, self.unprotected)
+        told = (self.public_size, self.size_is_stated, self.measured_share, self.unprotected, self.undivided)
         return Dataset, (self.name, self.classes, dict(self.splits), *told)
 
     def __getitem__(self, split: str) -> Split:
@@ -146,6 +149,11 @@ class Dataset:
         return self.public_size if self.public_size is not None else len(self.train)
 
     @property
+    def at_most(self) -> int:
+        """A public number that the training records do not exceed, if the public size is right: that of the whole file."""
+        return math.ceil(round(self.size / (1 - self.measured_share), 6))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one record as a network takes it: ``(1, 28, 28)`` for MNIST."""
         return tuple(next(iter(self.splits.values()))[0][0].shape)
@@ -163,6 +171,11 @@ class Dataset:
                 digest.update(repr((title, tuple(part.shape), str(part.dtype))).encode())
                 digest.update(part.contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
+
+    @property
+    def origin(self) -> str:
+        """The fingerprint of the records as they came: the same for every way of dividing a file."""
+        return self.undivided or self.fingerprint
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{title} {len(split)}" for title, split in self.splits.items())

@@ -100,7 +100,9 @@ def _read(image: _Image) -> NDArray[Any]:
             picture.load()
     except OSError as error:
         if error.errno is not None:
-            raise InputError(f"{image} cannot be read ({os.strerror(error.errno)}): mend it, or move it away.") from None
+            raise InputError(
+                f"{image} cannot be read ({os.strerror(error.errno)}): mend it, or move it away."
+            ) from None
         raise InputError(f"{image} is not an image that can be read: mend it, or move it away.") from None
     except Exception:  # a damaged picture raises nearly anything
         raise InputError(f"{image} is not an image that can be read: mend it, or move it away.") from None

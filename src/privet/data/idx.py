@@ -77,7 +77,9 @@ def _read_at_most(file: BinaryIO, size: int) -> bytearray:
 
 def _check_size(path: Path, found: int, expected: int) -> None:
     if found < expected:
-        raise InputError(f"{path} is truncated (there are fewer values than its header promises): copy or download it again.")
+        raise InputError(
+            f"{path} is truncated (there are fewer values than its header promises): copy or download it again."
+        )
     if found > expected:
         raise InputError(
             f"{path} has bytes after the values that its header promises: "
@@ -107,8 +109,7 @@ def read_idx_split(images: Path, labels: Path, classes: Sequence[str]) -> Split:
         raise InputError(f"{images} does not hold records (at least two dimensions): name the images' file.")
     if len(inputs) != len(targets):
         raise InputError(
-            f"{images} does not hold as many records as {labels} holds labels: "
-            "give two files that belong together."
+            f"{images} does not hold as many records as {labels} holds labels: give two files that belong together."
         )
     return Split(torch.from_numpy(inputs), check_labels(labels, targets, classes))
 

@@ -72,7 +72,12 @@ def with_test_records(
     size = max(1, round((1 - share) * (public_size if public_size is not None else len(dataset.train))))
     divided = divide(dataset, "train", {"train": 1 - share, "test": share}, 0)
     return replace(
-        divided, public_size=size, size_is_stated=stated, measured_share=share, unprotected=hold_out is not None
+        divided,
+        public_size=size,
+        size_is_stated=stated,
+        measured_share=share,
+        unprotected=hold_out is not None,
+        undivided=dataset.fingerprint,
     )
 
 

@@ -76,7 +76,7 @@ class PublishedNoiseLayerGan:
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
         channels, *size = _image_shape(records)
         if self.batch_size > len(records):
-            raise InputError(f"A batch of {self.batch_size} needs as many records, and there are {len(records)}.")
+            raise InputError(f"A batch of {self.batch_size} needs as many records, and there are fewer.")
         randomness, sigma = Randomness.of(order.seed), self.noise_multiplier(len(records), order)
         shape: dict[str, Any] = {
             "channels": channels,
