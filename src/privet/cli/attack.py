@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from privet.report import AttackResult
 
 PICTURE = "inversion.png"
+INTERNAL = "Internal, computed from private records without noise and not for release"
 
 
 class Attack(StrEnum):
@@ -107,9 +108,14 @@ def attack(
     dataclasses.replace(record, attack=result).write(run)
     page = renew(run)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result) | {"page": str(page)}, indent=1))
+        facts = dataclasses.asdict(result)
+        if not record.data.public:
+            facts |= {"members": None, "non_members": None, "internal": INTERNAL}
+        typer.echo(json.dumps(facts | {"page": str(page)}, indent=1))
         return
-    for line in [*sentences(result), *(lines or [thresholds(result)])]:
+    if not record.data.public:
+        typer.echo(f"{INTERNAL}:")
+    for line in [*sentences(result, public=record.data.public), *(lines or [thresholds(result)])]:
         typer.echo(line)
     typer.echo(f"The page: {page}")
 
@@ -198,16 +204,17 @@ def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> Non
     typer.echo(f"The picture, to be shown only to those who may see the data: {path}")
 
 
-def sentences(result: AttackResult) -> list[str]:
-    """The result for a terminal."""
+def sentences(result: AttackResult, *, public: bool) -> list[str]:
+    """The result for a terminal; how many records there are is said where they are public."""
+    against = f"{result.members:,} training records against {result.non_members:,} others"
     lines = [
-        f"{result.name}: {result.members:,} training records against {result.non_members:,} others",
+        f"{result.name}: {against if public else 'training records against others'}",
         f"AUC {result.auc:.4f}, {100 * result.level:.0f} % interval {result.low:.4f} to {result.high:.4f} "
         f"({result.method}); a coin has 0.5",
     ]
     lines += [
         f"finds {100 * rate.tpr:.3g} % of the training records at {100 * rate.fpr:g} % false positives"
-        + ("" if result.resolves(rate) else f" (none allowed: {result.non_members:,} others are too few)")
+        + ("" if result.resolves(rate) else " (none allowed: the others are too few)")
         for rate in result.rates
     ]
     return lines

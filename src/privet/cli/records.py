@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privet.cli.progress import fetching
+from privet.errors import PrivetWarning
 
 if TYPE_CHECKING:
     from privet.data import Dataset
@@ -87,7 +89,8 @@ def choose_delta(delta: float | None, dataset: Dataset) -> float:
     """The delta that was given, or the usual one for the public number of records; warns where it is too large."""
     from privet.privacy import delta_warning, usual_delta
 
-    chosen = usual_delta(dataset.size) if delta is None else delta
-    if said := delta_warning(chosen, dataset.size):
+    chosen = usual_delta(dataset.protected) if delta is None else delta
+    if said := delta_warning(chosen, dataset.protected):
         typer.echo(f"privet: {said}", err=True)
+        warnings.filterwarnings("ignore", "delta = .* is not below 1/N", PrivetWarning)  # it was said already
     return chosen

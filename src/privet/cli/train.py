@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privet.cli import residual
-from privet.cli.attack import sentences
+from privet.cli.attack import INTERNAL, sentences
 from privet.cli.by_votes import check_voting, train_by_votes
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
@@ -374,7 +374,8 @@ def say_measured(record: RunRecord) -> None:
     assert record.attack is not None
     typer.echo(measured(record))
     if not record.data.public:
-        exact = f"the accuracy is {100 * record.test_accuracy:.2f} %" if record.data.unprotected else ""
-        typer.echo(f"Internal, computed without noise and not for release{':' if not exact else f': {exact}.'}")
-    for line in sentences(record.attack):
+        typer.echo(f"{INTERNAL}:")
+    if not record.data.public and record.data.unprotected:
+        typer.echo(f"The accuracy on the unprotected records is {100 * record.test_accuracy:.2f} %.")
+    for line in sentences(record.attack, public=record.data.public):
         typer.echo(line)

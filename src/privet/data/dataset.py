@@ -154,6 +154,11 @@ class Dataset:
         return math.ceil(round(self.size / (1 - self.measured_share), 6))
 
     @property
+    def protected(self) -> int:
+        """How many records are protected, as far as that is public: the N of a delta below 1/N."""
+        return self.size if self.unprotected else self.at_most
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one record as a network takes it: ``(1, 28, 28)`` for MNIST."""
         return tuple(next(iter(self.splits.values()))[0][0].shape)

@@ -131,7 +131,12 @@ def run_residual(
 
 def _shown(records: Split, on_step: OnStep | None) -> Callable[[int], None]:
     """The progress of asking the network for the scores of records."""
-    return lambda done: on_step({"what": "Attacking", "step": done, "steps": len(records)}) if on_step else None
+
+    def show(done: int) -> None:
+        if on_step is not None:  # in hundredths: how many records there are may be private
+            on_step({"what": "Attacking", "step": max(1, 100 * done // len(records)), "steps": 100})
+
+    return show
 
 
 def _shortened(schedule: Schedule, epochs: int) -> Schedule:

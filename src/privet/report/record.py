@@ -65,6 +65,12 @@ class DataSummary:
         return not (self.public or self.unprotected)
 
     @property
+    def protected_records(self) -> int:
+        """How many records are protected, as far as that is public."""
+        share = 0.0 if self.unprotected else self.measured_share
+        return math.ceil(round(self.training_records / (1 - share), 6))
+
+    @property
     def who_is_unprotected(self) -> str:
         """A sentence about records that nothing protects; empty where there are none."""
         if self.public or not self.unprotected:

@@ -81,26 +81,21 @@ def accuracy_interval(record: RunRecord) -> Interval | None:
 def measured(record: RunRecord) -> str:
     """How well the release does, in a sentence that may be published."""
     found = record.released_utility
-    what = "A model trained on the synthetic data alone" if record.synthetic else "The model"
+    whose = "of a model that was trained on the synthetic data alone" if record.synthetic else "of the model"
     if found is None:
-        return f"{what} was not measured in a way that may be published: exact figures of private records stay with their holder."
-    on = (
-        "of the test records"
-        if record.data.public or not record.data.measured_share
-        else (
-            f"of the {words.share(record.data.measured_share)} of the records that were measured on and not trained on"
+        return (
+            f"The accuracy {whose} was not measured in a way that may be published: exact figures of private records stay "
+            "with their holder."
         )
-    )
-    noise = ""
+    on = "on the test records"
+    if record.data.measured_share and not record.data.public:
+        on = f"on about {words.share(record.data.measured_share)} of the records, which were not trained on"
     if found.noise:
-        noise = (
-            f" The counts have Gaussian noise of {words.number(found.noise)}, which the ledger holds: these records are "
-            "protected, too."
-        )
+        on += f", with noise of {words.number(found.noise)} on each count; they are protected, too"
     return (
-        f"{what} has {words.share(found.accuracy)} {on} right ({100 * found.level:g} % interval {words.share(found.low)} to "
-        f"{words.share(found.high)}). Whoever always answers the most frequent class has {words.share(found.majority)} right."
-        f"{noise}"
+        f"The accuracy {whose} is {words.share(found.accuracy)} ({100 * found.level:g} % interval {words.share(found.low)} to "
+        f"{words.share(found.high)}), measured {on}. Always answering the most frequent class has an accuracy of "
+        f"{words.share(found.majority)}."
     )
 
 
@@ -130,7 +125,7 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
             f"What the {what} says about people in general, it also says about those whose {spent.unit} was not used.",
         ),
     ]
-    if said := delta_warning(spent.delta, record.data.training_records, spent.unit):
+    if said := delta_warning(spent.delta, record.data.protected_records, spent.unit):
         found.insert(0, ("A large delta.", said))
     if record.seeded:
         verb = "publish" if record.synthetic else "release"

@@ -123,7 +123,8 @@ def make_private(
         raise InputError("Give batch_size, the expected number of records in a step.")
     if not 1 <= batch_size <= records:
         raise InputError(
-            f"batch_size is {batch_size}, and the data set has {records} records: give a number from 1 to {records}."
+            f"batch_size is {batch_size}: give a number from 1 to the number of records"
+            f"{f', which was stated to be {records}' if public_size is not None else ''}."
         )
     if epsilon is None and noise_multiplier is None:
         raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
