@@ -14,3 +14,7 @@ class InputError(PrivetError, ValueError):
     """What the user gave cannot be used: a bad file, value or option. The command line exits with 2."""
 
     exit_code = 2
+
+
+class PrivetWarning(UserWarning):
+    """Something that the user should know, and that does not stop a run. The command line prints it without a traceback."""

@@ -192,7 +192,7 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: p
         ({"age": [1, None], "work": ["public"] * 2, "rich": ["no"] * 2}, "row 2, column 'age': the cell is empty"),
         ({"age": ["x"], "work": ["public"], "rich": ["no"]}, "row 1, column 'age': the cell is not a number"),
         ({"age": [float("nan")], "work": ["public"], "rich": ["no"]}, "row 1, column 'age': the cell is NaN"),
-        ({"age": [1.0], "work": ["public"]}, "has no label column 'rich'"),
+        ({"age": [1.0], "work": ["public"]}, "lacks the column 'rich' .the label. of the schema"),
         ({"age": pa.array([], pa.int64()), "work": pa.array([], pa.string())}, "has no records"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privet.attacks.answers import evaluating
+from privet.data.whole import write_whole
 from privet.errors import InputError
 
 
@@ -81,7 +83,9 @@ def draw_inversion(path: str | Path, inverted: Inverted, names: Sequence[str], r
             axes.set_axis_off()
     for axes, name, confidence in zip(grid[0], names, inverted.confidence.tolist(), strict=True):
         axes.set_title(f"{name}: {100 * confidence:.0f} %", fontsize=8)
-    figure.savefig(path, dpi=150)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150, format=Path(path).suffix[1:] or "png")
+    write_whole(Path(path), drawn.getvalue(), mode=0o600)  # means of records are not for everybody
     return Path(path)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from privet.cli.program import AsJson, app
 from privet.cli.progress import computing
-from privet.cli.records import load_records
+from privet.cli.records import load_again
 from privet.cli.report import RunFolder
 from privet.errors import InputError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from privet.report import AttackResult
 
 PICTURE = "inversion.png"
+INTERNAL = "Internal, computed from private records without noise and not for release"
 
 
 class Attack(StrEnum):
@@ -86,8 +87,8 @@ def attack(
     kind = kind or (Attack.distance if record.synthetic else Attack.loss)
     if kind in ON_DATA and not record.synthetic:
         raise InputError(f"{run}: the attack {kind.value} is on artificial data, and this run made a model.")
-    dataset = load_records(record.data.source or record.data.name, record.data.schema)
-    if not fits(record.data.fingerprint, dataset.fingerprint, run):
+    dataset = load_again(record.data)
+    if not any(fits(record.data.fingerprint, mark, run) for mark in (dataset.origin, dataset.fingerprint)):
         raise InputError(
             f"{run}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
             f"cannot be told; run it again."
@@ -107,9 +108,14 @@ def attack(
     dataclasses.replace(record, attack=result).write(run)
     page = renew(run)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result) | {"page": str(page)}, indent=1))
+        facts = dataclasses.asdict(result)
+        if not record.data.public:
+            facts |= {"members": None, "non_members": None, "internal": INTERNAL}
+        typer.echo(json.dumps(facts | {"page": str(page)}, indent=1))
         return
-    for line in [*sentences(result), *(lines or [thresholds(result)])]:
+    if not record.data.public:
+        typer.echo(f"{INTERNAL}:")
+    for line in [*sentences(result, public=record.data.public), *(lines or [thresholds(result)])]:
         typer.echo(line)
     typer.echo(f"The page: {page}")
 
@@ -198,16 +204,17 @@ def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> Non
     typer.echo(f"The picture, to be shown only to those who may see the data: {path}")
 
 
-def sentences(result: AttackResult) -> list[str]:
-    """The result for a terminal."""
+def sentences(result: AttackResult, *, public: bool) -> list[str]:
+    """The result for a terminal; how many records there are is said where they are public."""
+    against = f"{result.members:,} training records against {result.non_members:,} others"
     lines = [
-        f"{result.name}: {result.members:,} training records against {result.non_members:,} others",
+        f"{result.name}: {against if public else 'training records against others'}",
         f"AUC {result.auc:.4f}, {100 * result.level:.0f} % interval {result.low:.4f} to {result.high:.4f} "
         f"({result.method}); a coin has 0.5",
     ]
     lines += [
         f"finds {100 * rate.tpr:.3g} % of the training records at {100 * rate.fpr:g} % false positives"
-        + ("" if result.resolves(rate) else f" (none allowed: {result.non_members:,} others are too few)")
+        + ("" if result.resolves(rate) else " (none allowed: the others are too few)")
         for rate in result.rates
     ]
     return lines

@@ -136,7 +136,7 @@ def _cells(outcome: Outcome) -> list[str]:
     return [
         row.method,
         MARKS[standing.kind],
-        f"{100 * record.test_accuracy:.2f} %",
+        f"{100 * record.accuracy:.2f} %",
         round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
         f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{', refuted' * audit.refuted}"
         if audit

@@ -49,7 +49,7 @@ def train_by_votes(
     from privet.methods.voting import Confidence, Voting
 
     voting = Voting(
-        teachers or usual_teachers(len(dataset.train), given["epsilon"]),
+        teachers or usual_teachers(dataset.size, given["epsilon"]),
         Confidence(*sure) if sure is not None else None,
     )
     # A table of public records has the columns of the private one.

@@ -14,6 +14,14 @@ from privet.cli.board import board, table
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
 from privet.cli.progress import computing, fetching
+from privet.cli.records import (
+    HoldOut,
+    NoHeader,
+    PublicSize,
+    UnprotectedTest,
+    choose_delta,
+    say_who_is_unprotected,
+)
 from privet.cli.train import Delta, Epsilon, Seed, check_budget, recipe_names
 from privet.errors import InputError, PrivetError
 
@@ -47,8 +55,12 @@ def compare(
     schema: Annotated[
         Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
     ] = None,
+    no_header: NoHeader = False,
     epsilon: Epsilon = 3.0,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
+    public_size: PublicSize = None,
+    hold_out: HoldOut = None,
+    unprotected_test: UnprotectedTest = False,
     minutes: Annotated[float, typer.Option(help="How long each may train; 0: as long as it takes.", min=0)] = 0.0,
     methods: Annotated[
         list[str] | None,
@@ -83,9 +95,26 @@ def compare(
     from privet.compare import Job
 
     command = ("privet", *sys.argv[1:])
-    job = Job(data, epsilon, delta, (), minutes, seed, recipe or "", str(schema) if schema else "", public, command)
+    job = Job(
+        data,
+        epsilon,
+        delta or 0.0,
+        (),
+        minutes,
+        seed,
+        recipe or "",
+        str(schema) if schema else "",
+        public,
+        command,
+        public_size=public_size,
+        hold_out=hold_out,
+        unprotected_test=unprotected_test,
+        header=not no_header,
+    )
     with fetching() as progress:
         dataset = job.records(progress)
+    say_who_is_unprotected(dataset)
+    job = replace(job, delta=choose_delta(delta, dataset))
     entrants, left_out = _entrants(methods, dataset, public)
     job = replace(job, methods=tuple(entrant.key for entrant in entrants))
     job.keep(out)
@@ -110,7 +139,7 @@ def run(
     _prepare(job, dataset)
     with board(job.delta, quiet=quiet) as show:
         rows = race(entrants, out, at_once=at_once, on_change=show)
-    result = finish(job, out, rows, left_out, dataset.fingerprint)
+    result = finish(job, out, rows, left_out, (dataset.origin, dataset.fingerprint))
     write_comparison(result, out)
     return result
 

@@ -12,6 +12,7 @@ from privet.cli import compare
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
 from privet.cli.progress import fetching
+from privet.cli.records import choose_delta
 from privet.cli.train import Delta, Epsilon, Seed, check_budget
 from privet.errors import InputError, PrivetError
 
@@ -37,7 +38,7 @@ def demo(
         ),
     ] = None,
     epsilon: Epsilon = 3.0,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
     out: Annotated[Path, typer.Option(help="The folder of the demo.")] = Path("runs/demo"),
     seed: Seed = None,
     as_json: AsJson = False,
@@ -56,7 +57,7 @@ def demo(
     job = Job(
         dataset.name,
         epsilon,
-        delta,
+        choose_delta(delta, dataset),
         METHODS,
         seed=seed,
         recipe=RECIPES[dataset.name],
@@ -77,7 +78,7 @@ def _sizes(dataset: Dataset) -> Sizes:
     """What four minutes of two cores allow; a small data set gets the network that its paper has."""
     from privet.compare.job import Sizes
 
-    small = len(dataset.train) < 10_000
+    small = dataset.size < 10_000
     return Sizes(
         examples=10_000, student_epochs=10, residual_epochs=10 if small else 2, residual_shrink=1 if small else 2
     )

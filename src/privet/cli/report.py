@@ -47,7 +47,11 @@ def report(
     if as_json:
         other = {"calibrated": calibrated.to_dict()} if calibrated else {}
         facts = {"page": str(page), "card": str(run / MARKDOWN), "spent": spent.to_dict()}
-        typer.echo(json.dumps(facts | {"accuracy": record.test_accuracy} | other, indent=1))
+        typer.echo(
+            json.dumps(
+                facts | {"accuracy": record.released_utility and record.released_utility.accuracy} | other, indent=1
+            )
+        )
         return
     typer.echo(f"{spent}")
     if calibrated is not None:

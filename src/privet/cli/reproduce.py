@@ -15,7 +15,7 @@ from privet.cli import comparisons, student_tables
 from privet.cli.program import AsJson, app
 from privet.cli.progress import fetching, training
 from privet.cli.reproduce_all import reproduce_all
-from privet.cli.train import Delta, check_budget, recipe_names
+from privet.cli.train import check_budget, recipe_names
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def reproduce(
             help="A method, and more with more of it; without it, those of the recipe.", autocompletion=method_names
         ),
     ] = None,
-    delta: Delta = 1e-5,
+    delta: Annotated[float, typer.Option(help="The delta of the statement.")] = 1e-5,
     out: Annotated[
         Path | None,
         typer.Option(help="Where each training's figures are kept; what is there is not computed again."),

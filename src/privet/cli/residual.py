@@ -68,6 +68,7 @@ def train(
     seed: int | None,
     source: str,
     schema: str,
+    header: bool,
     others: Sequence[OtherRun] | None,
 ) -> RunRecord:
     """Run the published method with a bar on the error stream, saying before how long it will take."""
@@ -88,6 +89,7 @@ def train(
             command=("privet", *sys.argv[1:]),
             source=source,
             schema=schema,
+            header=header,
             others=others,
             on_step=show,
         )

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privet.cli.attack import sentences
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
 from privet.cli.progress import training
-from privet.cli.records import load_records
-from privet.cli.train import Delta, Epsilon, TunedFrom, check_budget, check_free
+from privet.cli.records import (
+    HoldOut,
+    NoHeader,
+    PublicSize,
+    UnprotectedTest,
+    choose_delta,
+    load_records,
+    others_on,
+    say_who_is_unprotected,
+)
+from privet.cli.train import Delta, Epsilon, TunedFrom, check_budget, check_free, measured_facts, say_measured
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,8 +60,12 @@ def synthesize(
     method: Annotated[
         str, typer.Option(help="By which method, or auto: by the data and the budget.", autocompletion=method_names)
     ] = "auto",
+    no_header: NoHeader = False,
     epsilon: Epsilon = 3.0,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
+    public_size: PublicSize = None,
+    hold_out: HoldOut = None,
+    unprotected_test: UnprotectedTest = False,
     size: Annotated[
         int | None, typer.Option(help="How many examples; without it, as many as records, at most 30,000.", min=1)
     ] = None,
@@ -94,16 +106,19 @@ def synthesize(
     from privet import synthesis
     from privet.data import read_schema
     from privet.methods.synthetic import Order
-    from privet.report import find_others
 
-    dataset = load_records(data, str(schema) if schema else None)
+    dataset = load_records(
+        data, schema, no_header=no_header, hold_out=hold_out, unprotected_test=unprotected_test, public_size=public_size
+    )
+    say_who_is_unprotected(dataset)
     described = read_schema(schema) if schema else None
     order = Order(
         classes=len(dataset.classes),
-        records=len(dataset.train),
-        size=size or min(len(dataset.train), 30_000),
+        records=dataset.size,
+        at_most=dataset.at_most,
+        size=size or min(dataset.size, 30_000),
         epsilon=epsilon,
-        delta=delta,
+        delta=choose_delta(delta, dataset),
         labels=labels.value,
         seed=seed,
         source=dataset.name,
@@ -115,7 +130,7 @@ def synthesize(
     chosen = synthesis.method_named(method, dataset, order, as_published=as_published, given=_pairs(settings or []))
     if not as_json:
         typer.echo(f"Method {method}, because {why}: {chosen.title}.")
-    with training(delta) as show:
+    with training(order.delta) as show:
         record = synthesis.run(
             chosen,
             dataset,
@@ -128,7 +143,8 @@ def synthesize(
             source=data,
             schema=described,
             schema_path=str(schema) if schema else "",
-            others=find_others(out, dataset.fingerprint, tuned_from or ()),
+            header=not no_header,
+            others=others_on(dataset, out, tuned_from or ()),
             on_step=show,
         )
     say(record, out, method, as_json)
@@ -151,16 +167,14 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
     assert record.attack is not None and record.synthetic is not None
     students = {name.removeprefix("Student "): said for name, said in record.settings.items() if name[:8] == "Student "}
     if as_json:
-        attack = {"auc": record.attack.auc, "low": record.attack.low, "high": record.attack.high}
         facts = {
             "data": record.data.name,
             "method": method,
             "size": record.synthetic.rows,
             "spent": spent.to_dict(),
             "calibrated": calibrated.to_dict() if calibrated is not None else None,
-            "test_accuracy": record.test_accuracy,
-            "students": students,
-            "attack": attack,
+            **measured_facts(record),
+            **({"students": students} if record.data.public else {}),
             "seconds": record.seconds,
             "release": str(out / "release"),
             "page": str(out / "report.html"),
@@ -173,8 +187,7 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     for name, said in students.items():
         typer.echo(f"Student {name}, trained on the artificial data alone: {said}")
-    for line in sentences(record.attack):
-        typer.echo(line)
+    say_measured(record)
     typer.echo(f"Nearest records, distances and baselines, not for release: {out / 'internal' / 'quality.md'}")
     typer.echo(f"To release: {out / 'release'} (its card: {out / 'release' / 'README.md'})")
     typer.echo(f"The page, which is internal: {out / 'report.html'}")

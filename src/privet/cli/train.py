@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -14,12 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privet.cli import residual
-from privet.cli.attack import sentences
+from privet.cli.attack import INTERNAL, sentences
 from privet.cli.by_votes import check_voting, train_by_votes
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
 from privet.cli.progress import training
-from privet.cli.records import load_records
+from privet.cli.records import (
+    HoldOut,
+    NoHeader,
+    PublicSize,
+    UnprotectedTest,
+    choose_delta,
+    load_records,
+    others_on,
+    say_who_is_unprotected,
+)
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +57,10 @@ class Form(StrEnum):
 
 
 Epsilon = Annotated[float, typer.Option(help="The budget.")]
-Delta = Annotated[float, typer.Option(help="The delta of the statement.")]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="The delta of the statement; without it, a power of ten below 1 / the public number of records."),
+]
 TunedFrom = Annotated[
     list[Path] | None,
     typer.Option(
@@ -80,8 +93,12 @@ def train(
         Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
     ] = None,
     method: Annotated[Method, typer.Option(help="How to train.")] = Method.dpsgd,
+    no_header: NoHeader = False,
     epsilon: Epsilon = 3.0,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
+    public_size: PublicSize = None,
+    hold_out: HoldOut = None,
+    unprotected_test: UnprotectedTest = False,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -144,7 +161,7 @@ def train(
         method.value, gamma=gamma, strategy=strategy, pi=pi, radius=radius, ensemble=ensemble, epochs=epochs
     )
     check_voting(method is Method.pate, public, teachers or queries or sure, resume)
-    from privet import recipes, report
+    from privet import recipes
 
     if method is Method.residual and (recipe is not None or resume):
         raise InputError("residual has a schedule of its own and starts anew: leave --recipe and --resume out.")
@@ -152,8 +169,12 @@ def train(
     if method is Method.residual_dpsgd and recipe is None:
         recipe, why = "resnet-dpsgd", "residual-dpsgd is about this network"
     chosen = recipes.load(recipe) if recipe is not None else None
-    dataset = load_records(data, str(schema) if schema else None)
-    others = report.find_others(out, dataset.fingerprint, tuned_from or ())
+    dataset = load_records(
+        data, schema, no_header=no_header, hold_out=hold_out, unprotected_test=unprotected_test, public_size=public_size
+    )
+    say_who_is_unprotected(dataset)
+    delta = choose_delta(delta, dataset)
+    others = others_on(dataset, out, tuned_from or ())
     if perturbation is not None and method is Method.residual:
         record = residual.train(
             dataset,
@@ -165,6 +186,7 @@ def train(
             seed=seed,
             source=data,
             schema=str(schema) if schema else "",
+            header=not no_header,
             others=others,
         )
         say(record, out, as_json)
@@ -188,6 +210,7 @@ def train(
             seed=seed,
             source=data,
             schema=str(schema) if schema else "",
+            header=not no_header,
             others=others,
         )
         say(record, out, as_json)
@@ -206,6 +229,7 @@ def train(
         resume=resume,
         source=data,
         schema=str(schema) if schema else "",
+        header=not no_header,
         others=others,
     )
     say(record, out, as_json)
@@ -223,10 +247,10 @@ def _method(method: Method, form: Form, as_published: bool) -> str:
     return method.value if form is Form.grouped else f"{method.value}-{form.value}"
 
 
-def check_budget(epsilon: float, delta: float) -> None:
+def check_budget(epsilon: float, delta: float | None) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise InputError(f"--epsilon must be a number above 0, and is {epsilon}.")
-    if not 0 < delta < 1:
+    if delta is not None and not 0 < delta < 1:
         raise InputError(f"--delta must lie between 0 and 1, and is {delta}.")
 
 
@@ -264,6 +288,7 @@ def train_by(
     source: str = "",
     schema: str = "",
     note: str = "",
+    header: bool = True,
     others: Sequence[OtherRun] | None = None,
     command: tuple[str, ...] | None = None,
 ) -> RunRecord:
@@ -289,6 +314,7 @@ def train_by(
             source=source or dataset.name,
             schema=schema,
             note=note,
+            header=header,
             others=others,
             on_step=show,
             progress=features,
@@ -304,17 +330,16 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
     spent, calibrated = record.spent(ledger), record.calibrated(ledger)
     assert record.attack is not None
     if as_json:
-        attack = {"auc": record.attack.auc, "low": record.attack.low, "high": record.attack.high}
         facts = {
             "data": record.data.name,
             "recipe": record.settings["Recipe"].split(":")[0],
             "spent": spent.to_dict(),
             **({"calibrated": calibrated.to_dict()} if calibrated else {}),
             "randomness": mark,
-            "test_accuracy": record.test_accuracy,
-            "attack": attack,
+            **measured_facts(record),
             "seconds": record.seconds,
             "page": str(out / "report.html"),
+            "card": str(out / "CARD.md"),
         }
         typer.echo(json.dumps(facts, indent=1))
         return
@@ -323,7 +348,34 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
     if calibrated is not None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     typer.echo(f"Randomness: {mark}")
-    typer.echo(f"{100 * record.test_accuracy:.2f} % of {record.data.test_records:,} test records right")
-    for line in sentences(record.attack):
+    say_measured(record)
+    typer.echo(f"The card, which may be published: {out / 'CARD.md'}")
+    typer.echo(f"The page{'' if record.data.public else ', which is internal'}: {out / 'report.html'}")
+
+
+def measured_facts(record: RunRecord) -> dict[str, Any]:
+    """The accuracy and the attack for JSON; figures that may not be published are under "internal"."""
+    assert record.attack is not None
+    attack = {"auc": record.attack.auc, "low": record.attack.low, "high": record.attack.high}
+    found = record.released_utility
+    facts: dict[str, Any] = {"accuracy": dataclasses.asdict(found) if found else None}
+    if record.data.public:
+        return facts | {"test_accuracy": record.test_accuracy, "attack": attack}
+    return facts | {
+        "not_protected": record.data.who_is_unprotected,
+        "internal": {"test_accuracy": record.test_accuracy, "attack": attack},
+    }
+
+
+def say_measured(record: RunRecord) -> None:
+    """The accuracy beside that of the most frequent class, and the attack, for a terminal."""
+    from privet.report.statement import measured
+
+    assert record.attack is not None
+    typer.echo(measured(record))
+    if not record.data.public:
+        typer.echo(f"{INTERNAL}:")
+    if not record.data.public and record.data.unprotected:
+        typer.echo(f"The accuracy on the unprotected records is {100 * record.test_accuracy:.2f} %.")
+    for line in sentences(record.attack, public=record.data.public):
         typer.echo(line)
-    typer.echo(f"The page: {out / 'report.html'}")

@@ -49,6 +49,8 @@ class Job:
         recipe: of the methods that train a classifier; empty for the one that fits the records.
         sizes: of other methods.
         note: on the records, for every page.
+        public_size, hold_out, unprotected_test: as `privet.data.with_test_records` takes them.
+        header: whether a CSV file has one.
     """
 
     source: str
@@ -63,12 +65,24 @@ class Job:
     command: tuple[str, ...] = ()
     sizes: Sizes = Sizes()
     note: str = ""
+    public_size: int | None = None
+    hold_out: float | None = None
+    unprotected_test: bool = False
+    header: bool = True
 
     def records(self, progress: Progress | None = None) -> Dataset:
         """Training and test records, the same for every method."""
-        return self.load(self.source, self.schema, progress)
+        found = data.load(self.source, schema=self.schema or None, header=self.header, progress=progress)
+        return data.with_test_records(
+            found,
+            self.source,
+            hold_out=self.hold_out,
+            unprotected_test=self.unprotected_test,
+            public_size=self.public_size,
+        )
 
     def load(self, source: str, schema: str = "", progress: Progress | None = None) -> Dataset:
+        """Other records than those of the job: public ones."""
         return data.with_test_records(data.load(source, schema=schema or None, progress=progress), source)
 
     def recipe_for(self, dataset: Dataset) -> Recipe:

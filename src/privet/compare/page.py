@@ -19,7 +19,7 @@ FILE = "report.html"
 
 def write_comparison(result: Result, out: Path) -> Path:
     """Write `report.html`, whole or not at all; made again, it has the same bytes."""
-    return write_whole(out / FILE, render_comparison(result).encode(), mode=0o644)
+    return write_whole(out / FILE, render_comparison(result).encode(), mode=result.internal_mode)
 
 
 def render_comparison(result: Result) -> str:
@@ -49,5 +49,6 @@ def _resolved(outcome: Outcome) -> bool:
 
 def _drawn(outcome: Outcome) -> figures.Measured:
     record, interval = outcome.record, outcome.interval
-    assert record is not None and interval is not None
-    return figures.Measured(outcome.row.title, record.test_accuracy, interval.low, interval.high, outcome.holds)
+    assert record is not None
+    low, high = (interval.low, interval.high) if interval is not None else (record.accuracy, record.accuracy)
+    return figures.Measured(outcome.row.title, record.accuracy, low, high, outcome.holds)

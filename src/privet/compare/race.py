@@ -45,7 +45,8 @@ class Lane:
 
     def start(self, out: Path, worker: Sequence[str]) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        log = (out / f"{self.entrant.key}.log").open("ab")
+        # What a method says may come from the records.
+        log = os.fdopen(os.open(out / f"{self.entrant.key}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
         command = [sys.executable, *worker, str(out), self.entrant.key]
         environment = os.environ | _ONE_THREAD
         self.began = self.began_this = time.monotonic()

@@ -61,7 +61,7 @@ class Outcome:
         found: dict[str, Any] = dataclasses.asdict(self.row)
         if self.record is None or self.spent is None:
             return found
-        found |= {"accuracy": self.record.test_accuracy, "spent": self.spent.to_dict(), "statement": str(self.spent)}
+        found |= {"accuracy": self.record.accuracy, "spent": self.spent.to_dict(), "statement": str(self.spent)}
         if self.record.attack is not None:
             attack = self.record.attack
             rates = {f"{rate.fpr:g}": rate.tpr for rate in attack.rates}
@@ -83,7 +83,13 @@ class Result:
     def best(self) -> Outcome | None:
         """The most accurate of those whose statement holds."""
         sound = [outcome for outcome in self.outcomes if outcome.holds]
-        return max(sound, key=lambda outcome: outcome.record.test_accuracy if outcome.record else 0.0, default=None)
+        return max(sound, key=lambda outcome: outcome.record.accuracy if outcome.record else 0.0, default=None)
+
+    @property
+    def internal_mode(self) -> int:
+        """Of the files of the comparison, which show what was computed from the records."""
+        modes = [outcome.record.internal_mode for outcome in self.outcomes if outcome.record is not None]
+        return min(modes, default=0o600)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -93,17 +99,19 @@ class Result:
         }
 
 
-def finish(job: Job, out: Path, rows: Sequence[Row], left_out: Mapping[str, str], fingerprint: str) -> Result:
+def finish(
+    job: Job, out: Path, rows: Sequence[Row], left_out: Mapping[str, str], fingerprints: Sequence[str]
+) -> Result:
     """Count every run of the comparison in the card of every other, and write `compare.json`."""
     all_runs = _runs(out)
-    before = find_others(out, fingerprint)
+    before = distinct([run for mark in fingerprints for run in find_others(out, mark)])
     for row in rows:
         if row.state == "done":
             _count(out / row.method, distinct([*before, *all_runs]))
     rows = [*rows, *(Row(key, key, "left out", reason) for key, reason in left_out.items())]
     result = Result(job, tuple(_outcome(row, out) for row in rows), _together(rows, out))
     text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(out / FILE, f"{text}\n".encode(), mode=0o644)
+    write_whole(out / FILE, f"{text}\n".encode(), mode=result.internal_mode)
     return result
 
 

@@ -41,6 +41,7 @@ def by_recipe(
         resume=True,
         source=job.source,
         schema=job.schema,
+        header=job.header,
         on_step=on_step,
     )
 
@@ -52,8 +53,9 @@ def by_artificial_data(
     schema = read_schema(Path(job.schema)) if job.schema else None
     order = Order(
         classes=len(dataset.classes),
-        records=len(dataset.train),
-        size=min(len(dataset.train), job.sizes.examples),
+        records=dataset.size,
+        at_most=dataset.at_most,
+        size=min(dataset.size, job.sizes.examples),
         epsilon=job.epsilon,
         delta=job.delta,
         seed=job.seed,
@@ -71,6 +73,7 @@ def by_artificial_data(
         source=job.source,
         schema=schema,
         schema_path=job.schema,
+        header=job.header,
         on_step=on_step,
     )
 
@@ -93,6 +96,7 @@ def by_votes(job: Job, dataset: Dataset, out: Path, on_step: OnStep) -> RunRecor
         command=job.command,
         source=job.source,
         schema=job.schema,
+        header=job.header,
         on_step=on_step,
     )
 
@@ -111,5 +115,6 @@ def by_residual_perturbation(job: Job, dataset: Dataset, out: Path, on_step: OnS
         command=job.command,
         source=job.source,
         schema=job.schema,
+        header=job.header,
         on_step=on_step,
     )

@@ -117,17 +117,14 @@ def _records(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     batch = read_batch(path)
     labels = batch.get("labels", batch.get("fine_labels"))
     if not isinstance(batch.get("data"), _Array) or not isinstance(labels, list):
-        raise InputError(f"{path} has no 'data' and 'labels' (it has {', '.join(sorted(batch))}): give a CIFAR batch.")
+        raise InputError(f"{path} has no 'data' and 'labels': give a CIFAR batch.")
     try:
         pixels = batch["data"].pixels()
         targets = np.array(labels, dtype=np.int64)
     except (ValueError, TypeError, OverflowError):
         raise InputError(f"{path} holds data or labels of the wrong type or size: copy or download it again.") from None
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(targets) or len(pixels) == 0:
-        raise InputError(
-            f"{path} holds data of shape {pixels.shape} for {len(targets)} labels, not {PIXELS} values for each label: "
-            "copy or download it again."
-        )
+        raise InputError(f"{path} does not hold {PIXELS} values for each label: copy or download it again.")
     return pixels.reshape(-1, 3, 32, 32), targets
 
 

@@ -1,4 +1,4 @@
-"""CSV files: UTF-8, comma-separated, the column names in the first row."""
+"""CSV files: UTF-8, comma-separated, the column names in the first row, or none where the user says so."""
 
 import csv
 import io
@@ -35,15 +35,25 @@ class CsvTable:
         for record, cell in enumerate(self.texts(name)):
             if not cell:
                 fail(self, record, name, "the cell is empty: fill it, or remove the row.")
-            try:
-                values[record] = float(cell if "_" not in cell else "no")  # Python alone takes 1_000 for a number
-            except ValueError:
+            if (value := _number(cell)) is None:
                 fail(self, record, name, "the cell is not a number: mend it, or give the column categories.")
+            values[record] = value
         return values
 
 
-def open_csv(path: Path) -> CsvTable:
-    """The table in a CSV file. Raises InputError where rows have different lengths or there are none."""
+def _number(cell: str) -> float | None:
+    """None where the cell is no number. The caller raises: within this `except` the error would carry the cell's text."""
+    try:
+        return float(cell) if "_" not in cell else None  # Python alone takes 1_000 for a number
+    except ValueError:
+        return None
+
+
+def open_csv(path: Path, names: Sequence[str] | None = None) -> CsvTable:
+    """The table in a CSV file. Raises InputError where rows have different lengths or there are none.
+
+    `names` are those of the columns where the file has no header; its first row is then a record.
+    """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     rows: list[list[str]] = []
     try:
@@ -54,14 +64,27 @@ def open_csv(path: Path) -> CsvTable:
                 raise InputError(
                     f"{path}, row {number}: {len(row)} cells where the first row has {len(rows[0])}: mend the row."
                 )
+            if names is not None and len(row) != len(names):
+                raise InputError(
+                    f"{path}, row {number}: {len(row)} cells where the schema describes {len(names)} columns: without a "
+                    "header the schema describes all of them, in their order."
+                )
             rows.append([cell.strip() for cell in row])
     except csv.Error as error:
         raise InputError(f"{path}, row {len(rows) + 1}: not valid CSV ({error}): mend the row.") from None
+    if names is not None:
+        if not rows:
+            raise InputError(f"{path} has no records: give a file with records.")
+        return CsvTable(path, names, list(zip(*rows, strict=True)), first_row=1)
     if len(rows) < 2:
         raise InputError(f"{path} has no records after its first row: give a file with records.")
     return CsvTable(path, rows[0], list(zip(*rows[1:], strict=True)))
 
 
-def read_csv(path: Path, schema: Schema) -> Dataset:
-    """A CSV file, or a folder with ``train.csv`` and perhaps ``test.csv``, encoded as the schema says."""
-    return read_table(path, schema, ".csv", open_csv)
+def read_csv(path: Path, schema: Schema, *, header: bool = True) -> Dataset:
+    """A CSV file, or a folder with ``train.csv`` and perhaps ``test.csv``, encoded as the schema says.
+
+    Without a `header` the columns are those of the schema, in its order.
+    """
+    names = None if header else [column.name for column in schema.columns]
+    return read_table(path, schema, ".csv", lambda file: open_csv(file, names))

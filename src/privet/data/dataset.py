@@ -1,10 +1,12 @@
 """A data set: named splits of records, the class names, and a fingerprint of the whole."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +47,7 @@ class Split:
             raise InputError("labels must be a one-dimensional int64 tensor: convert them with labels.long().")
         if self.inputs.ndim < 2 or len(self.inputs) != len(self.labels):
             raise InputError(
-                f"inputs of shape {tuple(self.inputs.shape)} do not match {len(self.labels)} labels: "
-                "give one row of inputs for each label."
+                "inputs and labels do not match: give one row of inputs, which is at least one number, for each label."
             )
         if len(self.labels) == 0:
             raise InputError("a split without records cannot be used: give at least one record.")
@@ -60,7 +61,7 @@ class Split:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"record {index} of a split of {len(self)}")
+            raise IndexError(f"there is no record {index}")
         return as_float(self.inputs[index].unsqueeze(0))[0], self.labels[index]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -118,11 +119,25 @@ class Dataset:
     """One data set: a name, class names and the splits that were found.
 
     Guaranteed: every label is below ``len(classes)``; all splits have records of one shape and type.
+
+    Attributes:
+        name, classes, splits: what it holds.
+        public_size: how many training records there are, as far as that is public; None where nothing is known but the
+            records themselves.
+        size_is_stated: whether `public_size` is a number that the user stated; otherwise it follows from the records.
+        measured_share: the share of a file's records that a keyed hash put into ``test``; 0 where the file was not divided.
+        unprotected: whether the user asked for ``test`` to go without protection.
+        undivided: the fingerprint of the file before it was divided; empty where it was not.
     """
 
     name: str
     classes: tuple[str, ...]
     splits: Mapping[str, Split]
+    public_size: int | None = None
+    size_is_stated: bool = False
+    measured_share: float = 0.0
+    unprotected: bool = False
+    undivided: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "splits", MappingProxyType(dict(self.splits)))
@@ -132,14 +147,18 @@ class Dataset:
         if len(kinds) > 1:
             raise InputError(f"the splits of {self.name} hold records of different shapes or types: make them alike.")
         for title, split in self.splits.items():
-            if (highest := int(split.labels.max())) >= len(self.classes):
+            if int(split.labels.max()) >= len(self.classes):
                 raise InputError(
-                    f"{self.name}, split {title}: label {highest} is out of range for {len(self.classes)} classes: "
+                    f"{self.name}, split {title}: a label is out of range for {len(self.classes)} classes: "
                     "name every class."
                 )
+        if self.public_size is not None and self.public_size < 1:
+            raise InputError(f"The public number of records is at least 1, and not {self.public_size}.")
 
-    def __reduce__(self) -> tuple[type["Dataset"], tuple[str, tuple[str, ...], dict[str, Split]]]:
-        return Dataset, (self.name, self.classes, dict(self.splits))  # a read-only mapping cannot be pickled
+    def __reduce__(self) -> tuple[type["Dataset"], tuple[Any, ...]]:
+        # A read-only mapping cannot be pickled.
+        told = (self.public_size, self.size_is_stated, self.measured_share, self.unprotected, self.undivided)
+        return Dataset, (self.name, self.classes, dict(self.splits), *told)
 
     def __getitem__(self, split: str) -> Split:
         try:
@@ -160,6 +179,21 @@ class Dataset:
         return self["test"]
 
     @property
+    def size(self) -> int:
+        """How many training records there are, as far as that is public; everything that is derived from a size uses it."""
+        return self.public_size if self.public_size is not None else self.train.units
+
+    @property
+    def at_most(self) -> int:
+        """A public number that the training records do not exceed, if the public size is right: that of the whole file."""
+        return math.ceil(round(self.size / (1 - self.measured_share), 6))
+
+    @property
+    def protected(self) -> int:
+        """How many records are protected, as far as that is public: the N of a delta below 1/N."""
+        return self.size if self.unprotected else self.at_most
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one record as a network takes it: ``(1, 28, 28)`` for MNIST."""
         return tuple(next(iter(self.splits.values()))[0][0].shape)
@@ -177,6 +211,11 @@ class Dataset:
                 digest.update(repr((title, tuple(part.shape), str(part.dtype))).encode())
                 digest.update(part.contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
+
+    @property
+    def origin(self) -> str:
+        """The fingerprint of the records as they came: the same for every way of dividing a file."""
+        return self.undivided or self.fingerprint
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{title} {len(split)}" for title, split in self.splits.items())

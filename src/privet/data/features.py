@@ -84,7 +84,8 @@ def _compute(
         with torch.no_grad():
             rows[int(indices[0]) : int(indices[-1]) + 1] = transform(split.batch(indices)[0]).numpy()
         if progress is not None:
-            progress("Features", done + int(indices[-1]) + 1, total)
+            # In hundredths: how many records there are may be private, and bars end up in logs.
+            progress("Features", 100 * (done + int(indices[-1]) + 1) // total, 100)
     rows.flush()
 
 

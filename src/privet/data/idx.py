@@ -42,7 +42,7 @@ def _read(path: Path, file: BinaryIO, zipped: bool) -> NDArray[Any]:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
         raise InputError(
-            f"{path} is not an IDX file (it begins with {magic.hex(' ')}): "
+            f"{path} is not an IDX file (its first bytes are others): "
             "give an IDX file, or name the format that it has, as in csv:PATH or folder:PATH."
         )
     sizes = file.read(4 * magic[3])
@@ -53,7 +53,7 @@ def _read(path: Path, file: BinaryIO, zipped: bool) -> NDArray[Any]:
     expected = math.prod(shape) * kind.itemsize
     header = 4 + len(sizes)
     if expected == 0:
-        raise InputError(f"{path} holds no records (its IDX header says {shape}): give a file with records.")
+        raise InputError(f"{path} holds no records, as its IDX header says: give a file with records.")
     if not zipped:
         _check_size(path, path.stat().st_size - header, expected)
         if kind == np.uint8 and expected >= MAP_FROM_BYTES:
@@ -77,10 +77,12 @@ def _read_at_most(file: BinaryIO, size: int) -> bytearray:
 
 def _check_size(path: Path, found: int, expected: int) -> None:
     if found < expected:
-        raise InputError(f"{path} is truncated ({found} of {expected} bytes of values): copy or download it again.")
+        raise InputError(
+            f"{path} is truncated (there are fewer values than its header promises): copy or download it again."
+        )
     if found > expected:
         raise InputError(
-            f"{path} has bytes after the {expected} bytes of values that its header promises: "
+            f"{path} has bytes after the values that its header promises: "
             "it is damaged or not IDX; copy or download it again."
         )
 
@@ -102,13 +104,12 @@ def read_idx_split(images: Path, labels: Path, classes: Sequence[str]) -> Split:
     """Images and labels from two IDX files that belong together."""
     inputs, targets = read_idx(images), read_idx(labels)
     if targets.ndim != 1 or targets.dtype.kind not in "ui":
-        raise InputError(f"{labels} does not hold labels (shape {targets.shape}): name the labels' file.")
+        raise InputError(f"{labels} does not hold labels (one whole number for each record): name the labels' file.")
     if inputs.ndim < 2:
-        raise InputError(f"{images} does not hold records (shape {inputs.shape}): name the images' file.")
+        raise InputError(f"{images} does not hold records (at least two dimensions): name the images' file.")
     if len(inputs) != len(targets):
         raise InputError(
-            f"{images} holds {len(inputs)} records and {labels} {len(targets)} labels: "
-            "give two files that belong together."
+            f"{images} does not hold as many records as {labels} holds labels: give two files that belong together."
         )
     return Split(torch.from_numpy(inputs), check_labels(labels, targets, classes))
 

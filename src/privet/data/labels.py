@@ -19,7 +19,7 @@ def check_labels(path: Path, labels: NDArray[Any], classes: Sequence[str]) -> Te
     wrong = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(wrong):
         raise InputError(
-            f"{path}, record {wrong[0] + 1}: label {labels[wrong[0]]} is out of range for {len(classes)} classes "
+            f"{path}, record {wrong[0] + 1}: the label is out of range for {len(classes)} classes "
             f"(0 to {len(classes) - 1}): mend the record, or declare more classes."
         )
     return torch.from_numpy(labels.astype(np.int64))

@@ -27,6 +27,7 @@ def load(
     *,
     schema: Schema | Path | str | None = None,
     classes: Sequence[str] | None = None,
+    header: bool = True,
     cache: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -34,13 +35,16 @@ def load(
     ``parquet:`` and a path.
 
     A name of the catalogue is fetched where the cache does not hold it. Tables need a ``schema`` (or its file);
-    ``idx:`` takes ``classes``, which are the ten digits otherwise. Raises InputError for whatever cannot be used.
+    ``idx:`` takes ``classes``, which are the ten digits otherwise. With ``header=False`` the first row of a CSV file is a
+    record, and its columns are those of the schema in their order. Raises InputError for whatever cannot be used.
     """
     kind, colon, text = spec.partition(":")
     if schema is not None and not (colon and kind in TABLES):
         raise InputError(f"{spec} takes no schema: only csv:PATH and parquet:PATH do.")
     if classes is not None and not (colon and kind == "idx"):
         raise InputError(f"{spec} names its classes itself: only idx:PATH takes them.")
+    if not header and not (colon and kind == "csv"):
+        raise InputError(f"{spec} is no CSV file: only csv:PATH can go without a header.")
     if not colon:
         if spec not in CATALOGUE and spec and Path(spec).exists():
             raise InputError(f"{spec} is a path: say what it holds, as in {', '.join(f'{f}:{spec}' for f in FORMATS)}.")
@@ -61,4 +65,5 @@ def load(
         raise InputError(
             f"{path} needs a schema: its bounds and categories must be public, so they are not taken from the rows."
         )
-    return TABLES[kind](path, schema if isinstance(schema, Schema) else read_schema(schema))
+    described = schema if isinstance(schema, Schema) else read_schema(schema)
+    return read_csv(path, described, header=header) if kind == "csv" else TABLES[kind](path, described)

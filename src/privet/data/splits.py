@@ -6,6 +6,7 @@ model (in and out) and two for the shadow model.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -23,17 +24,61 @@ _CHUNK = 4096
 """Records whose bytes are copied at once: memory-mapped inputs are read in pieces."""
 
 
-def with_test_records(dataset: Dataset, source: str) -> Dataset:
-    """The data set with training and test records; where it has no test records about a fifth is held out.
+MEASURED = 0.2
+"""The share of a file on which a model is measured and not trained, where the user names none."""
 
-    Formal guarantees: as `divide`. The key is fixed, so a record is always held out or always trained on, whatever else is
-    in the file.
+
+def with_test_records(
+    dataset: Dataset,
+    source: str,
+    *,
+    hold_out: float | None = None,
+    unprotected_test: bool = False,
+    public_size: int | None = None,
+) -> Dataset:
+    """The data set with training and test records.
+
+    Where it has no test records, about a fifth of the training records becomes the test part. It is protected like the
+    others: figures from it leave with noise only (`privet.methods.private_accuracy`).
+
+    Args:
+        dataset, source: the records, and how the user named them.
+        hold_out: the share of the records to hold out without protection, because the user asked for it.
+        unprotected_test: the user says that the test part, which the data came with, needs no protection.
+        public_size: how many records there are, as far as that is public; of data that came with a test part, how many
+            training records. Without it the number of records is taken as public.
+
+    Formal guarantees: as `divide`. The key is fixed, so a record is always in the same part, whatever else is in the file.
+    The public number of training records follows from that of all records alone: the number that the hash gave is private.
     """
     if "train" not in dataset.splits:
         raise InputError(f"{source} has no part named train: it has {', '.join(dataset.splits)}.")
+    if hold_out is not None and not 0 < hold_out < 1:
+        raise InputError(f"The share to hold out lies between 0 and 1, and is {hold_out:g}.")
+    stated = public_size is not None
     if "test" in dataset.splits:
-        return dataset
-    return divide(dataset, "train", {"train": 0.8, "test": 0.2}, 0)
+        if hold_out is not None:
+            raise InputError(
+                f"{source} has test records of its own, so none are held out: say that these need no protection "
+                "(--unprotected-test, or unprotected_test=True), or leave the share out."
+            )
+        return replace(dataset, public_size=public_size, size_is_stated=stated, unprotected=unprotected_test)
+    if unprotected_test:
+        raise InputError(
+            f"{source} has no test records of its own: give the share to hold out without protection (--hold-out, or "
+            "hold_out=0.2)."
+        )
+    share = MEASURED if hold_out is None else hold_out
+    size = max(1, round((1 - share) * (public_size if public_size is not None else len(dataset.train))))
+    divided = divide(dataset, "train", {"train": 1 - share, "test": share}, 0)
+    return replace(
+        divided,
+        public_size=size,
+        size_is_stated=stated,
+        measured_share=share,
+        unprotected=hold_out is not None,
+        undivided=dataset.fingerprint,
+    )
 
 
 def divide(
@@ -70,7 +115,7 @@ def divide(
         raise InputError(f"{dataset.name} already has a split {taken[0]!r}: give the part another name.")
     keys = whole.users if keys is None else keys
     if keys is not None and len(keys) != len(whole):
-        raise InputError(f"{len(whole)} records and {len(keys)} user keys: give one key for each record.")
+        raise InputError("There are more or fewer user keys than records: give one key for each record.")
     if isinstance(generator, torch.Generator):
         generator = int(torch.randint(2**62, (), generator=generator))
     places = _places(_contents(whole) if keys is None else _named(keys), generator)
@@ -80,9 +125,11 @@ def divide(
     for number, name in enumerate(parts):
         chosen = (where == number).nonzero().flatten()
         if not len(chosen):
-            raise InputError(f"The part {name!r} of {len(whole)} records would be empty: give it a larger fraction.")
+            raise InputError(
+                f"The part {name!r} of {dataset.name} would be empty: give it a larger fraction, or more records."
+            )
         made[name] = whole.select(chosen)
-    return Dataset(dataset.name, dataset.classes, {**made, **{k: v for k, v in dataset.splits.items() if k != split}})
+    return replace(dataset, splits={**made, **{k: v for k, v in dataset.splits.items() if k != split}})
 
 
 def _places(contents: Iterator[bytes | memoryview], seed: int) -> NDArray[np.float64]:
@@ -120,13 +167,11 @@ def set_aside(dataset: Dataset, count: int) -> Dataset:
         return dataset
     test = dataset.test
     if not 0 < count < len(test):
-        raise InputError(
-            f"{count:,} of {len(test):,} test records cannot be taken as public: leave at least one to test on."
-        )
+        raise InputError(f"{count:,} test records cannot be taken as public: leave at least one to test on.")
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
     public = test.inputs[order[:count]]
     made = {
         "test": test.select(order[count:].sort().values),
         "public": Split(public, torch.zeros(count, dtype=torch.int64)),
     }
-    return Dataset(dataset.name, dataset.classes, {**dataset.splits, **made})
+    return replace(dataset, splits={**dataset.splits, **made})

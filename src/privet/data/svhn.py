@@ -44,16 +44,14 @@ def read_svhn_split(path: Path) -> Split:
         or pixels.shape[3] != len(labels)
     ):
         raise InputError(
-            f"{path} holds X of shape {pixels.shape} and type {pixels.dtype} for {len(labels)} labels, "
-            "not uint8 (32, 32, 3, N): give SVHN's cropped digits."
+            f"{path} does not hold X as uint8 of shape (32, 32, 3, N) for N labels: give SVHN's cropped digits."
         )
     if len(labels) == 0:
         raise InputError(f"{path} holds no records: give a file with records.")
     wrong = np.flatnonzero(~np.isin(labels, np.arange(1, 11)))
     if len(wrong):
         raise InputError(
-            f"{path}, record {wrong[0] + 1}: label {labels[wrong[0]]} is out of range for SVHN (1 to 10): "
-            "mend the record."
+            f"{path}, record {wrong[0] + 1}: the label is out of range for SVHN (1 to 10): mend the record."
         )
     inputs = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
     return Split(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64) % 10))

@@ -1,6 +1,7 @@
 """Records out of table columns: the part that CSV and Parquet share.
 
-Messages name the file, the row and the column, never the value: they end up in logs, and the records are private.
+Messages name the file, the row and a column of the schema, never a value: they end up in logs, and the records are
+private. A column that the schema does not describe is called by its place: without a header its "name" is a record's value.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,22 +72,40 @@ def read_table(path: Path, schema: Schema, suffix: str, open_table: Callable[[Pa
 
 
 def _check_columns(table: Table, schema: Schema) -> None:
-    for name in table.names:
-        if list(table.names).count(name) > 1:
-            raise InputError(f"{table.path} has two columns {name!r}: rename or remove one.")
-    known = {column.name for column in schema.columns}
-    if schema.label not in table.names:
-        raise InputError(f"{table.path} has no label column {schema.label!r}: it has {', '.join(table.names)}.")
-    if schema.user and schema.user not in table.names:
-        raise InputError(f"{table.path} has no column of users {schema.user!r}: mend user in the schema.")
-    for name in sorted(known - set(table.names)):
-        raise InputError(f"{table.path} has no column {name!r}: add it, or take it out of the schema.")
-    for name in table.names:
-        if name not in known and name not in (*schema.ignore, schema.user):
-            raise InputError(
-                f"{table.path} has the column {name!r}, which the schema does not describe: "
-                "describe it there, or add it to ignore."
-            )
+    """Everything that is wrong with the columns, in one message."""
+    described = [column.name for column in schema.columns]
+    names = list(table.names)
+    known = {*described, *schema.ignore, *filter(None, [schema.user])}
+    if not known & set(names):
+        raise InputError(
+            f"{table.path}: the first row holds none of the column names of the schema. If the file has no header, say so "
+            "(--no-header, or header=False); otherwise write the names of its columns into the schema."
+        )
+    wrong = []
+    if missing := [name for name in described if name not in names]:
+        shown = [f"{name!r} (the label)" if name == schema.label else repr(name) for name in missing]
+        wrong.append(f"lacks {_columns(shown)} of the schema: add {_them(missing)}, or mend the schema")
+    if schema.user and schema.user not in names:
+        wrong.append(f"lacks the column of users {schema.user!r} of the schema: add it, or mend user there")
+    places = [place for place, name in enumerate(names, 1) if name not in known]
+    if places:
+        wrong.append(
+            f"has {_columns(places)} of {len(names)}, which the schema does not describe: describe {_them(places)} there, or "
+            f"add {_them(places)} to ignore"
+        )
+    if twice := [place for place, name in enumerate(names, 1) if names.count(name) > 1]:
+        wrong.append(f"has {_columns(twice)}, of which several have one name: rename or remove some")
+    if wrong:
+        raise InputError(f"{table.path} {'; it '.join(wrong)}.")
+
+
+def _columns(items: Sequence[str | int]) -> str:
+    *first, last = map(str, items)
+    return f"the columns {', '.join(first)} and {last}" if first else f"the column {last}"
+
+
+def _them(items: Sequence[object]) -> str:
+    return "it" if len(items) == 1 else "them"
 
 
 def _users(table: Table, name: str) -> Tensor:

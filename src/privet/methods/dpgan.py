@@ -89,7 +89,7 @@ class Dpgan:
             done = self.train(judge, maker, records, order, frequencies, ledger, on_step)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
-        lot = self._lot(records.units)
+        lot = self._lot(order.number_of(records))
         settings = {
             "Discriminator": f"{done.steps_done:,} steps of DP-SGD in lots of {lot:,}, gradients clipped to {self.clip:g}",
             "Noise": f"{done.plan.noise.describe()}, on the sum of a lot",
@@ -124,7 +124,8 @@ class Dpgan:
             judge,
             learn_judge,
             records,
-            batch_size=self._lot(records.units),
+            batch_size=self._lot(order.number_of(records)),
+            public_size=order.number_of(records),
             steps=self.steps,
             epsilon=order.epsilon,
             delta=order.delta,

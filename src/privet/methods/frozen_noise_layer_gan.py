@@ -98,7 +98,7 @@ class FrozenNoiseLayerGan:
         shape = tuple(records[0][0].shape)
         with game_randomness(order.seed):
             embedding = self._embedding(records, order, ledger, randomness)
-            plan = self.plan(len(records), order, ledger)
+            plan = self.plan(self._number(records, order), order, ledger)
             layout = Layout(embedding, order.classes, self.label_share)
             released = _released(plan, _embedded(layout, records), ledger, randomness, on_step)
             maker = self._maker(embedding, shape, order.classes)
@@ -108,6 +108,21 @@ class FrozenNoiseLayerGan:
             inputs = generate(maker, labels, self.latent)
         settings = self._settings(plan)
         return Synthetic(inputs, labels, None, ledger, settings, place="embedding layer")
+
+    def _number(self, records: Split, order: Order) -> int:
+        """The number of records that the sampling is made for.
+
+        Batches of one size are for replacing a record, and the number of records is public then; padded ones need an upper
+        bound, since the padding is for all of them.
+        """
+        if self.relation is Relation.REPLACE_ONE:
+            return len(records)
+        bound = order.at_most or order.number_of(records)
+        if len(records) > bound:
+            raise InputError(
+                "There are more records than was stated: padded sampling needs a public size that is not too small."
+            )
+        return bound
 
     def plan(self, records: int, order: Order, ledger: Ledger) -> NoisyRows:
         """The rows to release, with the noise that the budget allows after what the ledger holds."""
@@ -136,7 +151,9 @@ class FrozenNoiseLayerGan:
         noise = whole / math.sqrt(self.before_share)
         settings: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
         bound = math.sqrt(math.prod(shape)) / 2.8
-        mean = private_mean(records, bound=bound, noise_multiplier=5 * noise, public_size=len(records), **settings)
+        mean = private_mean(
+            records, bound=bound, noise_multiplier=5 * noise, public_size=order.number_of(records), **settings
+        )
         flat = Split(records.tensors[0].flatten(1) - mean.flatten(), records.labels)
         directions = private_components(flat, self.dimension, noise_multiplier=noise, **settings)
         return Directions(mean, directions, self.scale)

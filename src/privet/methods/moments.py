@@ -154,10 +154,11 @@ def teachable(shape: tuple[int, ...], order: Order) -> bool:
 def check_records(records: Split, order: Order, components: int) -> None:
     """What cannot be described by class moments is refused by name, by public facts alone."""
     check_classes(order)
-    if len(records) <= components:
+    number = order.number_of(records)
+    if number <= components:
         raise InputError(
-            f"{len(records)} records are fewer than {components} components need: ask for fewer, "
-            f"as in --set components={max(1, len(records) // 10)}."
+            f"There are fewer records than {components} components need: ask for fewer, "
+            f"as in --set components={max(1, number // 10)}."
         )
 
 

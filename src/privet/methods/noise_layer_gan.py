@@ -76,9 +76,10 @@ class PublishedNoiseLayerGan:
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
         records.require_records(self.title)
         channels, *size = _image_shape(records)
-        if self.batch_size > len(records):
-            raise InputError(f"A batch of {self.batch_size} needs as many records, and there are {len(records)}.")
-        randomness, sigma = Randomness.of(order.seed), self.noise_multiplier(len(records), order)
+        number = order.number_of(records)
+        if self.batch_size > number:
+            raise InputError(f"A batch of {self.batch_size} needs as many records, and there are fewer.")
+        randomness, sigma = Randomness.of(order.seed), self.noise_multiplier(number, order)
         shape: dict[str, Any] = {
             "channels": channels,
             "size": tuple(size),
@@ -89,13 +90,13 @@ class PublishedNoiseLayerGan:
             layer = NoiseLayer(self.bound, sigma, randomness.noise)
             judge = discriminator(layer, convolutions=self.convolutions, **shape)
             maker = Generator(latent=self.latent, **shape)
-            done = self.train(judge, maker, records, ledger, on_step)
+            done = self.train(judge, maker, records, ledger, on_step, number)
             frequencies = torch.bincount(records.labels, minlength=order.classes).float()
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
         settings = {
             "Noise": f"N(0, ({sigma:.4g} C)^2) on the third convolution's output, clipped to C = {self.bound:g}",
-            "Training": f"{done:,} batches of {self.batch_size}, about {done * self.batch_size / len(records):.3g} epochs",
+            "Training": f"{done:,} batches of {self.batch_size}, about {done * self.batch_size / number:.3g} epochs",
             "Learning rate": f"Adam, {self.learning_rate:g}",
             "Networks": f"DCGAN, {self.convolutions} convolutions of width {self.width} against five transposed ones",
         }
@@ -108,8 +109,11 @@ class PublishedNoiseLayerGan:
         records: Split,
         ledger: Ledger,
         on_step: OnStep | None = None,
+        number: int | None = None,
     ) -> int:
         """Train both networks by turns, a step each, and give the number of steps.
+
+        `number` is that of the records, as far as it is public.
 
         The claimed events of an epoch are recorded before it. `on_step` may end the training with `BudgetExhausted`.
         """
@@ -117,8 +121,9 @@ class PublishedNoiseLayerGan:
         optimizers = [
             torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.999)) for each in (judge, maker)
         ]
-        event = self.step_event(len(records), noise.noise_multiplier)
-        steps, done = steps_of(len(records), self.batch_size, self.epochs), 0
+        number = number or len(records)
+        event = self.step_event(number, noise.noise_multiplier)
+        steps, done = steps_of(number, self.batch_size, self.epochs), 0
         frequencies = torch.bincount(records.labels, minlength=maker.classes).float()
         try:
             while done < steps:

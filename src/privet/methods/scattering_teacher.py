@@ -39,9 +39,10 @@ class ScatteringTeacher:
         self, records: Split, order: Order, ledger: Ledger, randomness: Randomness, on_step: OnStep | None
     ) -> nn.Module:
         """A classifier of images, trained with what the ledger has left of the order's budget."""
-        lot = round(0.1 * records.units)
+        number = order.number_of(records)
+        lot = round(0.1 * number)
         if lot < 1:
-            raise InputError(f"{records.units} {records.unit}s are too few for a teacher: make the data without one.")
+            raise InputError("There are too few records for a teacher: make the data without one.")
         channels, height, width = records[0][0].shape
         model = scattering_linear(channels, height, width, order.classes)
         dataset = Dataset(order.source, tuple(map(str, range(order.classes))), {"train": records})
@@ -50,7 +51,7 @@ class ScatteringTeacher:
             features,
             bound=math.sqrt(features[0][0].numel()),
             noise_multiplier=self.mean_noise,
-            public_size=features.units,
+            public_size=number,
             ledger=ledger,
             randomness=randomness,
         )
@@ -64,6 +65,7 @@ class ScatteringTeacher:
             torch.optim.SGD(model.head.parameters(), lr=self.learning_rate, momentum=0.9),
             features.with_inputs(rows),
             batch_size=lot,
+            public_size=number,
             physical_batch_size=fits if fits < lot else None,
             steps=self.steps,
             epsilon=order.epsilon,

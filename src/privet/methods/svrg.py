@@ -155,7 +155,9 @@ def train(
     """
     records.require_records("Variance reduction")
     if len(records) != plan.differences.records:
-        raise InputError(f"The plan is for {plan.differences.records} records, and the data set has {len(records)}.")
+        raise InputError(
+            f"The plan is for {plan.differences.records} records, and the data set has another number of them."
+        )
     if folder is not None and ledger is not None:
         raise InputError("A run in a folder has its ledger there: leave out ledger.")
     randomness = Randomness.of(seed)

@@ -30,7 +30,8 @@ class Order:
             the labels of the examples (`privet.methods.voted_labels`), and a record is protected with its label.
         seed: makes the run repeatable; such examples are not for release.
         source: a name for the records, for the cache of their features.
-        records: how many records there are; public.
+        records: how many records there are, as far as that is public; 0 where nothing is known but the records.
+        at_most: a public number that the records do not exceed; 0 where it is `records`.
         columns: of a table, those that became inputs, in their order; public.
     """
 
@@ -43,6 +44,11 @@ class Order:
     source: str = "records"
     records: int = 0
     columns: tuple[Numeric | Categorical, ...] = ()
+    at_most: int = 0
+
+    def number_of(self, records: Split) -> int:
+        """The public number of records: everything that a method derives from a number of records uses it."""
+        return self.records or records.units
 
     def __post_init__(self) -> None:
         if self.size < self.classes:

@@ -113,7 +113,7 @@ def check_teachers(teachers: int, records: int, classes: int) -> None:
     if teachers < 2:
         raise InputError(f"A vote needs at least two teachers, and {teachers} was asked for.")
     if teachers > records:
-        raise InputError(f"{records:,} records cannot be divided among {teachers:,} teachers: ask for fewer teachers.")
+        raise InputError(f"There are fewer records than {teachers:,} teachers: ask for fewer teachers.")
 
 
 def ballots(

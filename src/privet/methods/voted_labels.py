@@ -67,7 +67,7 @@ class VotedLabels:
         return self.method.relation
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
-        check_teachers(self.teachers, records.units, order.classes)
+        check_teachers(self.teachers, order.number_of(records), order.classes)
         if self.queries > order.size:
             raise InputError(f"{self.queries:,} queries cannot be asked of {order.size:,} examples.")
         made = self.method.synthesize(records, self._for_inputs(order), ledger, on_step)

@@ -3,6 +3,7 @@
 from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named, accountant_names
 from privet.privacy.budget import Budget, steps_of
 from privet.privacy.calibration import calibrate_batch_size, calibrate_noise, calibrate_schedule, calibrate_steps
+from privet.privacy.deltas import delta_warning, usual_delta, warn_of_delta
 from privet.privacy.events import (
     ApproximateDP,
     CovarianceRelease,
@@ -68,6 +69,9 @@ __all__ = [
     "calibrate_noise",
     "calibrate_schedule",
     "calibrate_steps",
+    "delta_warning",
     "steps_of",
+    "usual_delta",
+    "warn_of_delta",
     "weakest",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 from privet.errors import InputError
 from privet.privacy.accountants import accountant_named
 from privet.privacy.budget import Budget, steps_of
+from privet.privacy.deltas import delta_warning
 from privet.privacy.events import Event, Gaussian, PoissonSampled
 from privet.privacy.relations import Relation
 from privet.privacy.spent import Spent
@@ -47,12 +48,8 @@ class Account:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences that the user should see."""
-        if self.spent.delta * self.examples < 1:
-            return ()
-        return (
-            f"delta = {self.spent.delta:g} is not below 1/N = {1 / self.examples:g}. By convention delta is well below one over "
-            "the number of records: a mechanism that publishes a random record whole has delta = 1/N.",
-        )
+        said = delta_warning(self.spent.delta, self.examples, self.spent.unit)
+        return (said,) if said else ()
 
     def __str__(self) -> str:
         return (

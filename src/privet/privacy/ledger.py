@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +43,8 @@ class Ledger:
         self.unit = unit
         self.path = Path(path) if path is not None else None
         self.torn = False
+        self.conditions: tuple[str, ...] = ()
+        """What the statement takes as public; see `condition`."""
         self._runs: list[tuple[Event, int]] = []
         self._lines = 0
         self._first_line: dict[Event, int] = {}
@@ -111,6 +114,23 @@ class Ledger:
             way = "say whose each example is" if counts_users else "start it with unit='user'"
             raise InputError(f"The ledger counts what is done to a {self.unit}, and this protects a {unit}: {way}.")
 
+    def condition(self, fact: str) -> None:
+        """Write down, once, a fact that the statement takes as public; every `spent` names it."""
+        if fact in self.conditions:
+            return
+        if self._lines < 0:
+            raise LedgerError(f"The ledger {self.path} was opened for reading only.")
+        self._write({"condition": fact})
+        self.conditions += (fact,)
+
+    def size_is_public(self) -> None:
+        """Write down that steps, rate or divisor follow from the true number of records.
+
+        Between neighbors that replace one record that number is no secret: then there is nothing to write.
+        """
+        if self.relation is Relation.ADD_REMOVE:
+            self.condition(f"the number of {self.unit}s is public")
+
     @property
     def event(self) -> Event:
         """Everything that was recorded, as one event."""
@@ -131,7 +151,8 @@ class Ledger:
     def spent(self, delta: float, accountant: str | Accountant = "pld") -> Spent:
         """What the recorded events cost at `delta`, with everything that must travel with it."""
         interpreter = accountant_named(accountant)
-        return interpreter.spent(self.event, delta, self.relation, unit=self.unit)
+        found = interpreter.spent(self.event, delta, self.relation, unit=self.unit)
+        return replace(found, conditions=self.conditions)
 
     def __iter__(self) -> Iterator[tuple[Event, int]]:
         """The recorded events in order, runs of equal ones counted."""
@@ -222,7 +243,9 @@ class Ledger:
             self._lines = 1
             return
         self._lines += 1
-        if "as" in entry:
+        if "condition" in entry:
+            self.conditions += (str(entry["condition"]),)
+        elif "as" in entry:
             self._note(self._named[entry["as"]])
         else:
             self._note(Event.from_dict(entry["event"]))

@@ -22,6 +22,8 @@ class Spent:
         sampling: how records were chosen; empty where every record was used.
         accountant: whose theorem gave epsilon.
         guarantee: what stands behind it.
+        conditions: facts that the statement takes as public, for instance the number of records. They say to whom the
+            statement speaks; unlike an assumption of the guarantee they do not weaken its proof.
     """
 
     epsilon: float
@@ -31,11 +33,18 @@ class Spent:
     sampling: str
     accountant: str
     guarantee: Guarantee
+    conditions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         # An infinite epsilon is no guarantee that could be proved or claimed.
         standing = "nothing is protected" if math.isinf(self.epsilon) else str(self.guarantee)
-        said = (self.relation.describe(self.unit), self.sampling or "no sampling", self.accountant, standing)
+        said = (
+            self.relation.describe(self.unit),
+            self.sampling or "no sampling",
+            self.accountant,
+            standing,
+            *self.conditions,
+        )
         return f"epsilon = {round_up(self.epsilon)} at delta = {self.delta:g} ({'; '.join(said)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,6 +59,7 @@ class Spent:
             "sampling": self.sampling,
             "accountant": self.accountant,
             **guarantee_to_dict(self.guarantee),
+            "conditions": list(self.conditions),
         }
 
 

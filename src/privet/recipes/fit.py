@@ -13,6 +13,7 @@ from torch import nn
 from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
 from privet.methods import dpsgd
+from privet.methods.private_accuracy import PrivateAccuracy
 from privet.privacy import Ledger
 from privet.randomness import before_training
 from privet.recipes.methods import Method, method_named
@@ -40,6 +41,8 @@ class Fitted:
     steps: int
     """How many were done: fewer than planned where the budget came to its end before."""
     history: list[dict[str, Any]]
+    measuring: PrivateAccuracy | None = None
+    """How the accuracy on protected test records is to be measured: charged in the ledger, and not yet read."""
 
     @property
     def model(self) -> nn.Module:
@@ -57,6 +60,7 @@ def fit(
     seed: int | None = None,
     folder: Path | None = None,
     resume: bool = False,
+    protect_test: bool = False,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> Fitted:
@@ -64,37 +68,56 @@ def fit(
 
     Args:
         recipe: what to do.
-        dataset: its training records are protected; the accuracy after each epoch is measured on its test records.
+        dataset: its training records are protected. Rate, steps and divisors follow from its public size; where the user
+            did not state one, the ledger says that the number of records is public.
         epsilon, delta: the budget.
         method: how to train; one of `privet.recipes.methods.METHODS`.
         options: what the method takes beside the recipe's settings.
         seed: makes the run repeatable, for experiments; a run that is released has none.
         folder: where the run keeps its ledger, its releases and its checkpoints; without it, in memory.
         resume: continue the run in `folder` where there is one.
+        protect_test: the test records are protected, too. Nothing is measured on them in training, and a noisy accuracy
+            is charged to the ledger before it, for whoever reads it afterwards. Otherwise the accuracy after each epoch is
+            measured on them.
         on_step: called after each step, as `privet.methods.dpsgd.train` does.
         progress: called while features are computed.
     """
     chosen, settings = method_named(method), recipe.at(epsilon)
-    lot = round(settings.sampling_rate * len(dataset.train))
-    if lot < 1:
-        raise InputError(f"{dataset.name} has {len(dataset.train)} training records, too few for {recipe.name}.")
+    if round(settings.sampling_rate * dataset.size) < 1:
+        raise InputError(f"{dataset.name} has too few training records for the recipe {recipe.name}.")
     model = build_model(recipe, dataset, seed)
     run = RunFolder(folder, resume=resume) if folder is not None else None
     ledger = run.ledger if run is not None else Ledger()
     try:
+        if not dataset.size_is_stated:
+            ledger.size_is_public()
         releases = Releases(ledger, before_training(seed), folder)
+        # Advanced composition would pay for one large release with four times the noise in every step.
+        measuring = PrivateAccuracy.within(epsilon, delta) if protect_test and chosen.accountant == "pld" else None
+        if measuring is not None:
+            releases.get("accuracy", lambda ledger, _: _charged(measuring, ledger))
         prepared = prepare(recipe, settings, dataset, model, releases, progress)
-        trained = _train(chosen, settings, prepared, epsilon, delta, seed, run or ledger, on_step, options or {})
+        test = None if protect_test else prepared.test
+        trained = _train(
+            chosen, settings, prepared, test, dataset.size, epsilon, delta, seed, run or ledger, on_step, options or {}
+        )
     finally:
         if run is not None:
             run.close()
-    return Fitted(chosen, settings, prepared, trained.ledger, trained.plan, trained.steps, trained.history)
+    return Fitted(chosen, settings, prepared, trained.ledger, trained.plan, trained.steps, trained.history, measuring)
+
+
+def _charged(measuring: PrivateAccuracy, ledger: Ledger) -> torch.Tensor:
+    measuring.charge(ledger)
+    return torch.tensor([measuring.noise_multiplier], dtype=torch.float64)
 
 
 def _train(
     method: Method,
     settings: Settings,
     prepared: Prepared,
+    test: Split | None,
+    records: int,
     epsilon: float,
     delta: float,
     seed: int | None,
@@ -102,7 +125,7 @@ def _train(
     on_step: OnStep | None,
     options: Mapping[str, Any],
 ) -> dpsgd.Trained:
-    records = len(prepared.train)
+    """Train on the prepared records, of which the public number is `records`."""
     lot = round(settings.sampling_rate * records)
     steps = settings.steps or max(1, round(settings.epochs * records / lot))
     where: dict[str, Any] = {"ledger": kept} if isinstance(kept, Ledger) else {"folder": kept}
@@ -111,7 +134,8 @@ def _train(
         prepared.part,
         optimizer,
         prepared.train,
-        test=prepared.test,
+        test=test,
+        public_size=records,
         on_step=on_step,
         measure_every=max(1, round(steps * lot / records / _ENTRIES)),
         batch_size=lot,

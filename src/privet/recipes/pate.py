@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
 from privet.methods import pate
+from privet.methods.private_accuracy import PrivateAccuracy
 from privet.methods.voting import Voting
 from privet.models.on_features import OnFeatures
 from privet.privacy import Ledger
 from privet.recipes.prepare import build_model
 from privet.recipes.recipe import Recipe
-from privet.recipes.run import finish, recorded, summary
+from privet.recipes.run import finish, marked, recorded, summary
 from privet.report import OtherRun, RunRecord
 from privet.training.folder import RunFolder
 
@@ -49,15 +50,15 @@ class Public:
             set_aside(dataset, int(text))
             return cls(aside=int(text), named=f"{int(text):,} of the test records of {dataset.name}")
         other = load(text)
-        if text == source or other.fingerprint == dataset.fingerprint:
+        if text == source or other.origin == dataset.origin:
             raise InputError(f"{text} is what is to be protected: name other records, which are public.")
         if other.shape != dataset.shape:
             shapes = ["x".join(map(str, each.shape)) for each in (other, dataset)]
             raise InputError(f"The public records of {text} are {shapes[0]}, and those of {source} are {shapes[1]}.")
-        if shared := _shared(other.train, dataset.test):
+        if _shared(other.train, dataset.test):
             raise InputError(
-                f"{shared:,} test records of {dataset.name} are among the public ones of {text}: a model cannot be tested on "
-                "records that it was trained on."
+                f"Test records of {dataset.name} are among the public ones of {text}: a model cannot be tested on records that "
+                "it was trained on."
             )
         return cls(other=other, named=f"the training part of {other.name}")
 
@@ -72,6 +73,8 @@ class FittedPate:
     test: Split
     voting: Voting
     public: int
+    measuring: PrivateAccuracy | None = None
+    """How the accuracy on protected test records is to be measured: charged, and not yet read."""
 
 
 def fit_pate(
@@ -86,6 +89,7 @@ def fit_pate(
     student: pate.Student | None = None,
     ledger: Ledger | None = None,
     seed: int | None = None,
+    protect_test: bool = False,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> FittedPate:
@@ -104,7 +108,13 @@ def fit_pate(
     inputs = (seen["public"] if unlabelled is None else unlabelled.train).tensors[0]
     if isinstance(model, OnFeatures):
         model.standardise.mean.copy_(inputs.mean(0).view_as(model.standardise.mean))
-    voting = voting or Voting(pate.usual_teachers(len(seen.train), epsilon))
+    voting = voting or Voting(pate.usual_teachers(dataset.size, epsilon))
+    ledger = ledger if ledger is not None else Ledger()
+    if not dataset.size_is_stated:
+        ledger.size_is_public()
+    measuring = PrivateAccuracy.within(epsilon, delta) if protect_test else None
+    if measuring is not None:
+        measuring.charge(ledger)
     trained = pate.train(
         part,
         seen.train,
@@ -120,7 +130,7 @@ def fit_pate(
         seed=seed,
         on_step=on_step,
     )
-    return FittedPate(model, trained, seen.train, seen.test, voting, len(inputs))
+    return FittedPate(model, trained, seen.train, seen.test, voting, len(inputs), measuring)
 
 
 def run_pate(
@@ -137,11 +147,14 @@ def run_pate(
     queries: int | None = None,
     source: str = "",
     schema: str = "",
+    header: bool = True,
     others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> RunRecord:
     """Vote, train the student, attack it, and leave the ledger, the weights, the record, the card and the page in `out`."""
+    note = f"{public.named[0].upper()}{public.named[1:]} were taken as public, without their labels: they are not protected"
+    about = summary(dataset, source, schema, note, public.aside, header)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     folder = RunFolder(out)
     try:
@@ -155,19 +168,20 @@ def run_pate(
             queries=queries,
             ledger=folder.ledger,
             seed=seed,
+            protect_test=about.protects_test,
             on_step=on_step,
             progress=progress,
         )
     finally:
         folder.close()
-    note = f"{public.named[0].upper()}{public.named[1:]} were taken as public, without their labels: they are not protected"
     record = recorded(
         recipe,
         dataset,
         out,
         trained=fitted.trained.model,
         splits=(fitted.train, fitted.test),
-        about=summary(dataset, out, source, schema, note, public.aside),
+        about=marked(about, dataset, out),
+        measuring=fitted.measuring,
         model=fitted.model,
         method=TITLE,
         settings=_settings(recipe, fitted, dataset.classes),
@@ -201,10 +215,10 @@ def _settings(recipe: Recipe, fitted: FittedPate, classes: tuple[str, ...]) -> d
     return shown
 
 
-def _shared(public: Split, test: Split) -> int:
-    """How many test records are among the public ones, to the last bit."""
+def _shared(public: Split, test: Split) -> bool:
+    """Whether a test record is among the public ones, to the last bit."""
     known = {_bits(row) for row in public.inputs}
-    return sum(_bits(row) in known for row in test.inputs)
+    return any(_bits(row) in known for row in test.inputs)
 
 
 def _bits(row: Tensor) -> bytes:

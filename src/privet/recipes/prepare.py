@@ -74,7 +74,7 @@ def prepare(
     """
     if isinstance(model, OnFeatures):
         kept = compute_features(dataset, model.features, model.key, progress=progress)
-        _standardise(model, settings, kept.train, releases)
+        _standardise(model, settings, kept.train, dataset.size, releases)
         return Prepared(model, model.head, *(_through(model.standardise, kept[s]) for s in ("train", "test")))
     if settings.components_noise:
         first, rest = _projecting(recipe, model)
@@ -124,10 +124,10 @@ def scores(model: nn.Module, records: Split, on_batch: Callable[[int], None] = l
     return torch.cat(found)
 
 
-def _standardise(model: OnFeatures, settings: Settings, records: Split, releases: Releases) -> None:
+def _standardise(model: OnFeatures, settings: Settings, records: Split, size: int, releases: Releases) -> None:
     """Put the private mean and the private whitening of the features into the model.
 
-    The number of training records is public, as in the plan of the steps that follow.
+    Sums are divided by `size`, the public number of training records, as in the plan of the steps that follow.
     """
     layer = model.standardise
     if settings.mean_noise:
@@ -137,7 +137,7 @@ def _standardise(model: OnFeatures, settings: Settings, records: Split, releases
                 records,
                 bound=math.sqrt(layer.mean.numel()),
                 noise_multiplier=settings.mean_noise,
-                public_size=records.units,
+                public_size=size,
                 ledger=ledger,
                 randomness=randomness,
             ),
@@ -155,7 +155,7 @@ def _standardise(model: OnFeatures, settings: Settings, records: Split, releases
                 return private_second_moment(
                     records,
                     noise_multiplier=noise,
-                    public_size=records.units,
+                    public_size=size,
                     ledger=ledger,
                     randomness=randomness,
                     view=view,

@@ -21,7 +21,7 @@ from privet.privacy import Ledger, Relation
 from privet.recipes import comparison
 from privet.recipes.comparison import Comparison
 from privet.recipes.prepare import scores
-from privet.recipes.run import fraction_right, summary, title_of
+from privet.recipes.run import fraction_right, marked, measure, summary, title_of
 from privet.report import AttackResult, Epoch, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
 from privet.training.logs import logged
 from privet.training.standing import OnStep
@@ -67,12 +67,14 @@ def run_residual(
     command: Sequence[str],
     source: str = "",
     schema: str = "",
+    header: bool = True,
     others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
 ) -> RunRecord:
     """Train a residual network with noise in its stream, attack it, and leave everything in `out`."""
     if len(dataset.shape) != 3:
         raise InputError(f"A residual network is for images, and the records of {dataset.name} are not.")
+    about = summary(dataset, source, schema, header=header)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     chosen = pick_comparison(dataset)
     schedule = chosen.schedule if epochs is None else _shortened(chosen.schedule, epochs)
@@ -104,7 +106,7 @@ def run_residual(
         delta=delta,
         seeds=dict.fromkeys(("model", "sampling", "noise"), "secure" if seed is None else str(seed)),
         environment=versions(),
-        data=summary(dataset, out, source, schema),
+        data=marked(about, dataset, out),
         model=ModelSummary(
             name="resnet",
             parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -115,6 +117,7 @@ def run_residual(
         settings=_settings(chosen, schedule, perturbation, members, shrink) | {"Steps": f"{done.steps:,}"},
         history=_epochs(done),
         test_accuracy=fraction_right(outside, dataset.test.labels),
+        utility=measure(about, None, outside.argmax(1), dataset.test.labels, done.ledger, seed),
         training_accuracy=fraction_right(inside, dataset.train.labels),
         ledger_head=done.ledger.head,
         attack=AttackResult.of("Loss threshold", roc),
@@ -128,7 +131,12 @@ def run_residual(
 
 def _shown(records: Split, on_step: OnStep | None) -> Callable[[int], None]:
     """The progress of asking the network for the scores of records."""
-    return lambda done: on_step({"what": "Attacking", "step": done, "steps": len(records)}) if on_step else None
+
+    def show(done: int) -> None:
+        if on_step is not None:  # in hundredths: how many records there are may be private
+            on_step({"what": "Attacking", "step": max(1, 100 * done // len(records)), "steps": 100})
+
+    return show
 
 
 def _shortened(schedule: Schedule, epochs: int) -> Schedule:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from privet.attacks import LossThreshold
 from privet.clipping import Clipping, MovingEllipticalClipping
 from privet.data import CATALOGUE, Dataset, Progress, Split
+from privet.methods.private_accuracy import Measured, PrivateAccuracy, exactly
 from privet.privacy import Ledger
+from privet.randomness import Randomness
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import arguments, scores
 from privet.recipes.recipe import Recipe
@@ -56,6 +58,7 @@ def run(
     source: str = "",
     schema: str = "",
     note: str = "",
+    header: bool = True,
     others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
@@ -64,7 +67,9 @@ def run(
 
     Killed before the record is written, it goes on with `resume`; then its working files are removed. `others` are the
     other runs on these records that the card counts, as `privet.report.find_others` gives them; `options` go to the method.
+    Test records that are not public are protected, unless the data set says otherwise: see `fit`.
     """
+    about = summary(dataset, source, schema, note, header=header)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     with logged(out, on_step) as log:
         fitted = fit(
@@ -77,6 +82,7 @@ def run(
             seed=seed,
             folder=out,
             resume=resume,
+            protect_test=about.protects_test,
             on_step=log,
             progress=progress,
         )
@@ -87,7 +93,8 @@ def run(
         out,
         trained=seen.part,
         splits=(seen.train, seen.test),
-        about=summary(dataset, out, source, schema, note),
+        about=marked(about, dataset, out),
+        measuring=fitted.measuring,
         model=fitted.model,
         method=fitted.method.title,
         accountant=fitted.method.accountant,
@@ -129,14 +136,19 @@ def staged(out: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def summary(dataset: Dataset, out: Path, source: str, schema: str, note: str = "", set_aside: int = 0) -> DataSummary:
-    """Which records, for the record of the run in `out`."""
+def summary(
+    dataset: Dataset, source: str, schema: str, note: str = "", set_aside: int = 0, header: bool = True
+) -> DataSummary:
+    """Which records, as far as that may be said; `marked` adds by what they are recognized.
+
+    Of test records that are not public there is no count: one that came from dividing a file depends on the records.
+    """
     public = (source or dataset.name) in CATALOGUE
     return DataSummary(
         name=dataset.name,
-        fingerprint=mark_of(dataset.fingerprint, out, public=public),
-        training_records=len(dataset.train),
-        test_records=len(dataset.test) - set_aside,
+        fingerprint="",
+        training_records=dataset.size,
+        test_records=len(dataset.test) - set_aside if public else 0,
         classes=dataset.classes,
         note=note,
         source=source,
@@ -144,7 +156,33 @@ def summary(dataset: Dataset, out: Path, source: str, schema: str, note: str = "
         public=public,
         shape=tuple(dataset.shape),
         set_aside=set_aside,
+        size_is_stated=dataset.size_is_stated,
+        measured_share=dataset.measured_share,
+        unprotected=dataset.unprotected,
+        header=header,
     )
+
+
+def marked(about: DataSummary, dataset: Dataset, out: Path) -> DataSummary:
+    """The summary with the mark of the records, whose key is written into the folder of the run."""
+    return replace(about, fingerprint=mark_of(dataset.origin, out, public=about.public))
+
+
+def measure(
+    about: DataSummary,
+    measuring: PrivateAccuracy | None,
+    predicted: Tensor,
+    labels: Tensor,
+    ledger: Ledger,
+    seed: int | None,
+) -> Measured | None:
+    """The accuracy on the test records: with noise where they are protected, and None where nothing was charged for it."""
+    if not about.protects_test:
+        return exactly(predicted, labels, len(about.classes))
+    if measuring is None:
+        return None
+    randomness = Randomness.apart("accuracy", seed)
+    return measuring.read(predicted, labels, len(about.classes), ledger=ledger, randomness=randomness)
 
 
 def title_of(dataset: Dataset) -> str:
@@ -169,6 +207,7 @@ def recorded(
     accountant: str = "pld",
     history: tuple[Epoch, ...] = (),
     internal: dict[str, str] | None = None,
+    measuring: PrivateAccuracy | None = None,
 ) -> RunRecord:
     """Measure and attack what was trained, and save its weights.
 
@@ -198,6 +237,7 @@ def recorded(
         settings=settings,
         history=history,
         test_accuracy=fraction_right(others, test.labels),
+        utility=measure(about, measuring, others.argmax(1), test.labels, ledger, seed),
         training_accuracy=fraction_right(members, train.labels),
         ledger_head=ledger.head,
         attack=AttackResult.of("Loss threshold", roc),

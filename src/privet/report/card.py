@@ -1,7 +1,8 @@
 """The privacy card: what a regulator asks about a release, from the run's record and ledger alone.
 
 It is made to be published with the release. So it holds nothing that was computed from private records without noise: of
-an attack on such records it says that it was tried and on how many, and its figures stay on the run's page.
+an attack on such records it says that it was tried, and its figures stay on the run's page; an accuracy on such records has
+noise that the ledger holds, or is not there; numbers of records are those that are public.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "card": FORMAT,
         "title": record.title,
         "released": statement.released(record),
+        "not_protected": record.data.who_is_unprotected,
         "created": record.created,
         "made_by": f"Privet {record.environment.get('privet', '')}".strip(),
         "method": record.method,
@@ -123,7 +125,7 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
     """What has to be true for the statement to hold, beside the proof."""
     found = list(guarantee_to_dict(spent.guarantee).get("assumptions", []))
     found += [
-        f"the size of the training data ({record.data.training_records:,} records) is public",
+        *spent.conditions,
         f"each {spent.unit} is in the training data once",
         "nothing was released but what the ledger names and what follows from that alone",
     ]
@@ -136,10 +138,12 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
 
 
 def _attack(record: RunRecord, attack: AttackResult) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": attack.name, "members": attack.members, "non_members": attack.non_members}
+    facts: dict[str, Any] = {"name": attack.name}
     if not record.data.public:
         return facts | {"figures": "kept on the run's page: they were computed from private records without noise"}
     return facts | {
+        "members": attack.members,
+        "non_members": attack.non_members,
         "auc": attack.auc,
         "low": attack.low,
         "high": attack.high,
@@ -149,9 +153,11 @@ def _attack(record: RunRecord, attack: AttackResult) -> dict[str, Any]:
 
 
 def _measured(record: RunRecord) -> dict[str, Any]:
-    facts: dict[str, Any] = {"test_accuracy": record.test_accuracy, "test_records": record.data.test_records}
+    facts: dict[str, Any] = {"said": statement.measured(record)}
+    if record.released_utility is not None:
+        facts |= asdict(record.released_utility)
     if record.data.public:
-        facts["training_accuracy"] = record.training_accuracy
+        facts |= {"test_records": record.data.test_records, "training_accuracy": record.training_accuracy}
     return facts
 
 
@@ -161,7 +167,9 @@ def _data(record: RunRecord) -> dict[str, Any]:
         "name": data.name,
         "public": data.public,
         "training_records": data.training_records,
-        "test_records": data.test_records,
+        "test_records": data.test_records or None,
+        "size_is_stated": data.size_is_stated,
+        "measured_share": data.measured_share,
         "classes": list(data.classes),
         "shape": list(data.shape),
         "fingerprint": data.fingerprint,

@@ -21,7 +21,17 @@ def front_matter(record: RunRecord, card: dict[str, Any]) -> str:
         facts = {"license": record.stated.licence} | facts
     facts["privacy"] = {
         name: card["privacy"][name]
-        for name in ("statement", "epsilon", "delta", "relation", "unit", "sampling", "accountant", "guarantee")
+        for name in (
+            "statement",
+            "epsilon",
+            "delta",
+            "relation",
+            "unit",
+            "sampling",
+            "accountant",
+            "guarantee",
+            "conditions",
+        )
     }
     text: str = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=100)
     return text
@@ -33,7 +43,9 @@ def _model(record: RunRecord) -> dict[str, Any]:
     facts: dict[str, Any] = {"library_name": "pytorch", "pipeline_tag": task, "tags": TAGS}
     if source:
         facts["datasets"] = [source]
-    accuracy = {"type": "accuracy", "name": "Accuracy", "value": round(record.test_accuracy, 6)}
+    if record.released_utility is None:
+        return facts
+    accuracy = {"type": "accuracy", "name": "Accuracy", "value": round(record.released_utility.accuracy, 6)}
     result = {
         "task": {"type": task, "name": task.replace("-", " ").capitalize()},
         "dataset": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from privet.errors import PrivetError
@@ -40,7 +41,7 @@ def of_folder(folder: Path) -> tuple[OtherRun, ...]:
 def of_ledger(ledger: Ledger, *, name: str, created: str, method: str) -> OtherRun:
     """Everything that a ledger holds, as another run counts it."""
     relation, event = ledger.relation.value, ledger.event.to_dict()
-    return OtherRun(name, created, method, ledger.head, relation, ledger.unit, event)
+    return OtherRun(name, created, method, ledger.head, relation, ledger.unit, event, ledger.conditions)
 
 
 def together(record: RunRecord, ledger: Ledger) -> Spent | None:
@@ -49,7 +50,9 @@ def together(record: RunRecord, ledger: Ledger) -> Spent | None:
     if not counted or any((o.relation, o.unit) != (ledger.relation.value, ledger.unit) for o in counted):
         return None
     event = composed(ledger.event, *(Event.from_dict(other.event) for other in counted))
-    return accountant_named("pld").spent(event, record.delta, ledger.relation, unit=ledger.unit)
+    found = accountant_named("pld").spent(event, record.delta, ledger.relation, unit=ledger.unit)
+    conditions = dict.fromkeys((*ledger.conditions, *(fact for other in counted for fact in other.conditions)))
+    return replace(found, conditions=tuple(conditions))
 
 
 def _beside(out: Path) -> Iterable[Path]:

@@ -30,7 +30,7 @@ def write_page(folder: Path) -> Path:
     """Write `report.html` of a run folder, whole or not at all; made again, it has the same bytes."""
     record = RunRecord.read(folder)
     page = render(record, record.open_ledger(folder), samples=picture(record, folder))
-    return write_whole(folder / FILE, page.encode(), mode=0o644)
+    return write_whole(folder / FILE, page.encode(), mode=record.internal_mode)
 
 
 def picture(record: RunRecord, folder: Path) -> str:
@@ -57,6 +57,8 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
     template = environment().get_template("report.html.j2")
     return template.render(
         record=record,
+        internal=not record.data.public,
+        unprotected=record.data.who_is_unprotected,
         statement=_unbroken(str(spent)),
         standing=standing,
         opening=statement.opening(record, spent),
@@ -128,13 +130,14 @@ def _unbroken(statement: str) -> Markup:
 
 
 def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Tile]:
-    interval = statement.accuracy_interval(record)
+    on = (
+        "test records" if record.data.public or not record.data.measured_share else "records that it was not trained on"
+    )
     tiles = [
         Tile(
-            "A student's accuracy on the test records" if record.synthetic else "Accuracy on the test records",
-            f"{100 * record.test_accuracy:.2f} %",
-            f"95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f} %; "
-            f"on the training records {100 * record.training_accuracy:.2f} %",
+            f"A student's accuracy on the {on}" if record.synthetic else f"Accuracy on the {on}",
+            f"{100 * record.accuracy:.2f} %",
+            _beside_accuracy(record),
         )
     ]
     if attack := record.attack:
@@ -153,9 +156,25 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
             ),
         ]
     tiles.append(
-        Tile("Records protected", f"{record.data.training_records:,}", f"the training part of {record.data.name}")
+        Tile(
+            "Records trained on, all protected",
+            f"{record.data.training_records:,}",
+            f"of {record.data.name}{'' if record.data.public else ', as far as the number is public'}",
+        )
     )
     return tiles
+
+
+def _beside_accuracy(record: RunRecord) -> str:
+    on_training = f"on the training records {100 * record.training_accuracy:.2f} %"
+    utility = record.utility
+    if utility is None:
+        return f"not measured with noise: exact, and internal; {on_training}"
+    said = f"95 % interval {100 * utility.low:.1f} to {100 * utility.high:.1f} %; "
+    said += f"always the most frequent class: {100 * utility.majority:.1f} %; "
+    if utility.noise:
+        said += f"measured with noise; exactly {100 * record.test_accuracy:.2f} %, which is internal; "
+    return said + on_training
 
 
 def _verdict(attack: AttackResult) -> str:

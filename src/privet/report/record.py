@@ -17,6 +17,7 @@ from privet.audit import Audit
 from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.methods.perturbation import ResidualPerturbation
+from privet.methods.private_accuracy import Measured
 from privet.privacy import Ledger, Spent, accountant_names
 from privet.privacy.guarantees import Claimed
 from privet.report.plain import MisfitError, build, to_plain
@@ -29,7 +30,11 @@ THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Which data, without any of it."""
+    """Which data, without any of it.
+
+    `training_records` is the public number: what the user stated, or what was taken as public. `test_records` is 0 where the
+    number of test records is not public.
+    """
 
     name: str
     fingerprint: str
@@ -46,6 +51,34 @@ class DataSummary:
     shape: tuple[int, ...] = ()
     set_aside: int = 0
     """How many test records were taken as public ones without labels (`privet.data.set_aside`); not among `test_records`."""
+    size_is_stated: bool = False
+    """Whether the user stated the public number of records; otherwise the true one was taken as public."""
+    measured_share: float = 0.0
+    """The share of a file's records that was measured on and not trained on; 0 where the file was not divided."""
+    unprotected: bool = False
+    """Whether the user asked for test records without protection."""
+    header: bool = True
+
+    @property
+    def protects_test(self) -> bool:
+        """Whether the test records are protected, too: figures from them leave with noise only."""
+        return not (self.public or self.unprotected)
+
+    @property
+    def protected_records(self) -> int:
+        """How many records are protected, as far as that is public."""
+        share = 0.0 if self.unprotected else self.measured_share
+        return math.ceil(round(self.training_records / (1 - share), 6))
+
+    @property
+    def who_is_unprotected(self) -> str:
+        """A sentence about records that nothing protects; empty where there are none."""
+        if self.public or not self.unprotected:
+            return ""
+        if not self.measured_share:
+            return "NOT PROTECTED: the test records. The statement is about the training records alone."
+        share = f"about {100 * self.measured_share:g} % of the records"
+        return f"NOT PROTECTED: the hold-out, {share}. The statement is about the others alone."
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,8 @@ class OtherRun:
     unit: str
     event: dict[str, Any]
     """Everything in its ledger, as one event."""
+    conditions: tuple[str, ...] = ()
+    """What its statement takes as public."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -193,6 +228,7 @@ class RunRecord:
     settings: dict[str, str]
     history: tuple[Epoch, ...]
     test_accuracy: float
+    """Exact; where the test records are not public, for those alone who may see them."""
     training_accuracy: float
     attack: AttackResult | None = None
     audits: tuple[Audit, ...] = ()
@@ -203,6 +239,8 @@ class RunRecord:
     synthetic: SyntheticSummary | None = None
     others: tuple[OtherRun, ...] | None = None
     """The other runs on the same records that were found; None where nobody looked for them."""
+    utility: Measured | None = None
+    """The accuracy as it was measured for others to see; None where it was not."""
     stated: Stated = field(default_factory=Stated)
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
@@ -214,6 +252,16 @@ class RunRecord:
     def seeded(self) -> bool:
         """Whether the noise can be drawn again by who knows the seed: such a model is not for release."""
         return self.seeds.get("noise", "secure") != "secure"
+
+    @property
+    def released_utility(self) -> Measured | None:
+        """The accuracy that may be published: of public records, or with noise that the ledger holds."""
+        return self.utility if self.utility is not None and (self.data.public or self.utility.noise) else None
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy to show to whoever may see the data: the one that was measured for others, where there is one."""
+        return self.utility.accuracy if self.utility is not None else self.test_accuracy
 
     def open_ledger(self, folder: Path) -> Ledger:
         """The run's ledger, for reading; refused if it is not the one that the run wrote."""
@@ -232,10 +280,15 @@ class RunRecord:
         other = ledger.spent(self.delta, self.accountant) if self.accountant != "pld" else None
         return other if other is not None and other.accountant != self.spent(ledger).accountant else None
 
+    @property
+    def internal_mode(self) -> int:
+        """Of files with figures from the records: their owner alone reads them, unless everybody has the records."""
+        return 0o644 if self.data.public else 0o600
+
     def write(self, folder: Path) -> Path:
         """Write `record.json` whole or not at all."""
         text = json.dumps(to_plain(self), indent=1, ensure_ascii=False, allow_nan=False)
-        return write_whole(folder / FILE, f"{text}\n".encode(), mode=0o644)
+        return write_whole(folder / FILE, f"{text}\n".encode(), mode=self.internal_mode)
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:

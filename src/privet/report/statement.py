@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from scipy import stats
-
 from privet.attacks import Interval
-from privet.privacy import Spent
+from privet.privacy import Spent, delta_warning
 from privet.report import words
 from privet.report.limit import Limit
 from privet.report.record import RunRecord
@@ -74,11 +72,31 @@ def meaning(record: RunRecord, spent: Spent) -> str:
     )
 
 
-def accuracy_interval(record: RunRecord) -> Interval:
-    """Wilson's interval of the accuracy on the test records."""
-    right = round(record.test_accuracy * record.data.test_records)
-    found = stats.binomtest(right, record.data.test_records).proportion_ci(method="wilson")
-    return Interval(float(found.low), float(found.high), 0.95, "Wilson")
+def accuracy_interval(record: RunRecord) -> Interval | None:
+    """The interval of the accuracy, as it was measured; None where nothing was measured for others to see."""
+    found = record.utility
+    return Interval(found.low, found.high, found.level, "noisy" if found.noise else "Wilson") if found else None
+
+
+def measured(record: RunRecord) -> str:
+    """How well the release does, in a sentence that may be published."""
+    found = record.released_utility
+    whose = "of a model that was trained on the synthetic data alone" if record.synthetic else "of the model"
+    if found is None:
+        return (
+            f"The accuracy {whose} was not measured in a way that may be published: exact figures of private records stay "
+            "with their holder."
+        )
+    on = "on the test records"
+    if record.data.measured_share and not record.data.public:
+        on = f"on about {words.share(record.data.measured_share)} of the records, which were not trained on"
+    if found.noise:
+        on += f", with noise of {words.number(found.noise)} on each count; they are protected, too"
+    return (
+        f"The accuracy {whose} is {words.share(found.accuracy)} ({100 * found.level:g} % interval {words.share(found.low)} to "
+        f"{words.share(found.high)}), measured {on}. Always answering the most frequent class has an accuracy of "
+        f"{words.share(found.majority)}."
+    )
 
 
 def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
@@ -107,6 +125,8 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
             f"What the {what} says about people in general, it also says about those whose {spent.unit} was not used.",
         ),
     ]
+    if said := delta_warning(spent.delta, record.data.protected_records, spent.unit):
+        found.insert(0, ("A large delta.", said))
     if record.seeded:
         verb = "publish" if record.synthetic else "release"
         found.insert(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from privet import models
+from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.report.record import RunRecord
 
@@ -17,7 +18,8 @@ FILE = "model.safetensors"
 
 def save_weights(model: nn.Module, folder: Path) -> str:
     """Write the model's parameters and buffers; gives the file's name, for the record."""
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / FILE)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    write_whole(folder / FILE, save(weights), mode=0o644)  # the release: everybody may read it
     return FILE
 
 

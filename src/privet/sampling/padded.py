@@ -55,7 +55,7 @@ class PaddedPoissonSampling:
     def draw(self, records: int, source: Source) -> Tensor:
         """The index of the record in each place, or `EMPTY`."""
         if records > self.records:
-            raise InputError(f"The sampling is for at most {self.records} records, and there are {records}.")
+            raise InputError(f"The sampling is for at most {self.records} records, and there are more.")
         chosen = PoissonSampling(self.rate).draw(records, source)
         if len(chosen) > self.rows:
             raise SampleOverflowError(

@@ -50,7 +50,8 @@ def closeness(inputs: Tensor, dataset: Dataset, *, asked: int = ASKED, seed: int
 def write_internal(folder: Path, inputs: Tensor, dataset: Dataset, measured: Mapping[str, str]) -> Path:
     """Fill ``folder/internal``: what was computed from records without noise, and is not for release."""
     internal = folder / INTERNAL
-    internal.mkdir(exist_ok=True)
+    internal.mkdir(mode=0o700, exist_ok=True)
+    internal.chmod(0o700)  # it may have been there
     generator = torch.Generator().manual_seed(0)
     members, others = _sides(dataset, ASKED, generator)
     rows = _some(inputs, ASKED, generator)

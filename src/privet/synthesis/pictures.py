@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+
+from privet.data.whole import write_whole
 
 COLUMNS = 10
 _GAP = 2
@@ -21,7 +24,7 @@ def draw_samples(path: Path, inputs: Tensor, labels: Tensor, rows: int = 10) -> 
     for label in labels.unique()[:rows]:
         some = inputs[labels == label][:COLUMNS]
         lines.append(torch.cat([some, some.new_ones(COLUMNS - len(some), *some.shape[1:])]))
-    return _sheet(path, lines)
+    return _sheet(path, lines, mode=0o644)
 
 
 def draw_neighbours(path: Path, inputs: Tensor, training: Tensor, holdout: Tensor) -> Path:
@@ -31,7 +34,7 @@ def draw_neighbours(path: Path, inputs: Tensor, training: Tensor, holdout: Tenso
     """
     rows = inputs[:COLUMNS]
     near = [side[torch.cdist(rows.flatten(1), side.flatten(1)).argmin(1)] for side in (training, holdout)]
-    return _sheet(path, [rows, *near])
+    return _sheet(path, [rows, *near], mode=0o600)
 
 
 def draw_distances(path: Path, to_training: Tensor, to_holdout: Tensor) -> Path:
@@ -49,11 +52,12 @@ def draw_distances(path: Path, to_training: Tensor, to_holdout: Tensor) -> Path:
     axes.set_xlabel("distance of an artificial example to the nearest record")
     axes.set_ylabel("artificial examples")
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
-    return path
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    return write_whole(path, drawn.getvalue(), mode=0o600)
 
 
-def _sheet(path: Path, lines: list[Tensor]) -> Path:
+def _sheet(path: Path, lines: list[Tensor], *, mode: int) -> Path:
     """Rows of images, with gaps, enlarged by a whole number where they are small."""
     images = torch.stack(lines).clamp(0, 1)  # rows, columns, channels, height, width
     padded = torch.nn.functional.pad(images, (0, _GAP, 0, _GAP), value=1.0)
@@ -61,5 +65,6 @@ def _sheet(path: Path, lines: list[Tensor]) -> Path:
     pixels = (sheet * 255).round().byte().permute(1, 2, 0).numpy()
     scale = max(1, _HEIGHT // images.shape[-2])
     pixels = np.repeat(np.repeat(pixels, scale, 0), scale, 1)
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(path)
-    return path
+    drawn = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(drawn, format="png")
+    return write_whole(path, drawn.getvalue(), mode=mode)

@@ -57,6 +57,8 @@ def write_release(
     else:
         files = _arrays(release, made)
     shutil.copyfile(folder / LEDGER, release / LEDGER)
+    for file in release.iterdir():
+        file.chmod(0o644)  # to be read by everybody, whatever the mask of this process
     names = tuple(f"{FOLDER}/{name}" for name in (*files, LEDGER, CARD))
     counts = tuple(torch.bincount(made.labels, minlength=classes).tolist())
     if schema is not None:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from torch import nn
 
-from privet.data import CATALOGUE, Dataset, Schema
+from privet.data import Dataset, Schema
+from privet.errors import InputError
+from privet.methods.private_accuracy import PrivateAccuracy, left_for_others
 from privet.methods.synthetic import Order, Synthesizer
-from privet.privacy import Ledger
+from privet.privacy import Budget, Gaussian, Ledger, UnsupportedEventError
 from privet.recipes.recipe import kind_of
+from privet.recipes.run import marked, measure, summary
 from privet.report import DataSummary, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
-from privet.report.data_mark import mark_of
 from privet.synthesis import attacks
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
@@ -36,43 +38,39 @@ def run(
     source: str = "",
     schema: Schema | None = None,
     schema_path: str = "",
+    header: bool = True,
     others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
 ) -> RunRecord:
     """Make the data, then leave in `out`: the ledger, ``release/``, the first student's weights, the record and the page.
 
     Formal guarantees: the method gets the training records and never the test records; ``release/`` is written before
-    anything else looks at the records; students learn from the artificial examples alone.
+    anything else looks at the records; students learn from the artificial examples alone. Where the test records are not
+    public, they are protected, too: the method gets a budget without the share of `private_accuracy`, and the first student is
+    measured with what is left of the whole budget. The ledger holds that before it is read.
     """
     names = check_students(students or default_students(dataset), dataset.shape)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
+    about = summary(dataset, source, schema_path, header=header)
     with Ledger(out / "ledger.jsonl", relation=method.relation) as ledger, logged(out, on_step) as log:
-        made = method.synthesize(dataset.train, order, ledger, log)
+        if not dataset.size_is_stated:
+            ledger.size_is_public()
+        made = method.synthesize(dataset.train, _for_method(order, method, about), ledger, log)
+        measuring = _charged(order, ledger) if about.protects_test else None
     head = made.ledger.head
     title = f"Artificial {_TITLES.get(dataset.name, dataset.name)}"
-    summary = write_release(out, made, order.classes, schema)
+    released = write_release(out, made, order.classes, schema)
     trained = [
         train_student(
             name, made.inputs, made.targets, order.classes, epochs=epochs, seed=order.seed or 0, on_step=on_step
         )
         for name in names
     ]
-    public = (source or dataset.name) in CATALOGUE
-    about = DataSummary(
-        name=dataset.name,
-        fingerprint=mark_of(dataset.fingerprint, out, public=public),
-        training_records=len(dataset.train),
-        test_records=len(dataset.test),
-        classes=dataset.classes,
-        source=source,
-        schema=schema_path,
-        public=public,
-        shape=tuple(dataset.shape),
-    )
     measured = {
         f"Student {s.name}": f"{100 * s.accuracy(dataset.test):.2f} % of the test records right" for s in trained
     }
+    internal = measured if about.protects_test or not about.public else {}
     inside = measured | (_baselines(names, dataset, epochs) if baseline else {})
     attacks.write_internal(out, made.inputs, dataset, inside)
     record = RunRecord(
@@ -84,14 +82,18 @@ def run(
         delta=order.delta,
         seeds=dict.fromkeys(("noise", "examples", "students"), "secure" if order.seed is None else str(order.seed)),
         environment=versions(),
-        data=about,
+        data=marked(about, dataset, out),
         model=_summary(trained[0], out),
-        settings=made.settings | measured,
+        settings=made.settings if internal else made.settings | measured,
+        internal=internal,
         history=(),
         test_accuracy=trained[0].accuracy(dataset.test),
+        utility=measure(
+            about, measuring, trained[0].answers(dataset.test), dataset.test.labels, made.ledger, order.seed
+        ),
         training_accuracy=trained[0].accuracy(dataset.train),
         attack=attacks.membership(made.inputs, dataset),
-        synthetic=summary,
+        synthetic=released,
         others=None if others is None else tuple(others),
         ledger_head=head,
         accountant=made.accountant,
@@ -100,6 +102,24 @@ def run(
     replace(record, seconds=round(time.monotonic() - started, 1)).write(out)
     renew(out)
     return RunRecord.read(out)
+
+
+def _for_method(order: Order, method: Synthesizer, about: DataSummary) -> Order:
+    """The order without the share of the accuracy, where that is to be measured with noise."""
+    if not about.protects_test:
+        return order
+    return replace(order, epsilon=left_for_others(order.epsilon, order.delta, method.relation))
+
+
+def _charged(order: Order, ledger: Ledger) -> PrivateAccuracy | None:
+    """The accuracy with the noise that is left of the budget, charged; None where nothing is left."""
+    budget = Budget(order.epsilon, order.delta, ledger.relation).after(ledger)
+    try:
+        measuring = PrivateAccuracy(budget.least(Gaussian))
+    except (InputError, UnsupportedEventError):
+        return None  # a method whose claim goes beyond the budget
+    measuring.charge(ledger)
+    return measuring
 
 
 def default_students(dataset: Dataset) -> tuple[str, ...]:

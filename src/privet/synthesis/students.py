@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from privet import models
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.dpsgd import accuracy
 from privet.methods.synthetic import OnStep
+from privet.recipes.prepare import scores
 
 NETWORKS = {"cnn": "conv_student", "logistic": "softmax_regression"}
 _BATCH = 128
@@ -39,11 +39,14 @@ class Student:
         """The name in `privet.models`."""
         return NETWORKS[self.name]
 
-    def accuracy(self, test: Split) -> float:
+    def answers(self, test: Split) -> Tensor:
+        """The class that it gives to each record."""
         if isinstance(self.model, nn.Module):
-            return accuracy(self.model, test)
-        x, y = test.tensors
-        return float((self.model.predict(x.flatten(1).numpy()) == y.numpy()).mean())
+            return scores(self.model, test).argmax(1)
+        return torch.as_tensor(self.model.predict(test.tensors[0].flatten(1).numpy()))
+
+    def accuracy(self, test: Split) -> float:
+        return float((self.answers(test) == test.labels).double().mean())
 
 
 def check_students(names: Sequence[str], shape: tuple[int, ...]) -> Sequence[str]:

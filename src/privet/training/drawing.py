@@ -138,7 +138,7 @@ class Records:
         """Raise unless these are the records of the plan."""
         if self.size_is_public and len(self) != plan.records:
             raise InputError(
-                f"The plan is for {plan.records} records, and the data set has {len(self)}: make a new plan, or "
+                f"The plan is for {plan.records} records, and the data set has another number of them: make a new plan, or "
                 f"state the public size of the data with public_size=..."
             )
         if self.users is not None and len(self.users.owners) != len(self.dataset):

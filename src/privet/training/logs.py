@@ -82,6 +82,8 @@ class TensorBoardLog:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return None
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
         return cls(SummaryWriter(str(folder)))
 
 

@@ -17,7 +17,7 @@ from privet.data.owners import Key
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.noise import GaussianNoise, NoisePlan, ScheduledNoise
-from privet.privacy import Budget, Ledger, Schedule, steps_of
+from privet.privacy import Budget, Ledger, Schedule, steps_of, warn_of_delta
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling, Users
 from privet.training.average import Average
@@ -82,7 +82,7 @@ def make_private(
             batch size, workers and collate function are taken, and its order is not.
         delta: the delta of the statement.
         batch_size: the expected size of a Poisson-sampled batch.
-        epochs, steps: how long to train; give one. An epoch is ``len(dataset) / batch_size`` steps. With both epsilon and
+        epochs, steps: how long to train; give one. An epoch is ``public_size / batch_size`` steps. With both epsilon and
             noise_multiplier, neither is needed: as many steps as the budget allows.
         epsilon: the budget. Without noise_multiplier the noise is calibrated to spend it; with it, the first step that
             would pass it raises `BudgetExhausted`.
@@ -101,9 +101,11 @@ def make_private(
             chooses as many as fit into `memory_budget`, or into a quarter of the free memory without one.
         memory_budget: bytes that may be used to keep per-example gradients, and by a physical batch under "auto".
         workers: processes that load records of a map-style data set.
-        public_size: the size of the data set as far as it is public. The sampling rate and the constant by which sums
-            are divided follow from it. Without it, ``len(dataset)`` is taken, and counts as public. With `users`, it is
-            the number of users.
+        public_size: the size of the data set as far as it is public. The sampling rate, the steps of an epoch and the
+            constant by which sums are divided follow from it. It may be wrong: each record is drawn with probability
+            ``batch_size / public_size`` all the same, so privacy is what is stated, and batches are larger or smaller than
+            `batch_size` on average. Without it, ``len(dataset)`` is taken, and the statement names the condition that the
+            number of records is public. With `users`, all of this is about the number of users.
         users: whose each example is, where a person may hold several: a vector, a list, a function of the example's index,
             a column's name, or `privet.sampling.Users`; a `Split` that has users brings them along. A user is then what is
             drawn, clipped and protected, with all their examples together; `batch_size` counts users, and an epoch draws
@@ -131,7 +133,8 @@ def make_private(
         raise InputError(f"Give batch_size, the expected number of {unit}s in a step.")
     if not 1 <= batch_size <= records:
         raise InputError(
-            f"batch_size is {batch_size}, and the data set has {records} {unit}s: give a number from 1 to {records}."
+            f"batch_size is {batch_size}: give a number from 1 to the number of {unit}s"
+            f"{f', which was stated to be {records}' if public_size is not None else ''}."
         )
     if epsilon is None and noise_multiplier is None:
         raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
@@ -145,6 +148,9 @@ def make_private(
         run = _run_folder(folder, resume, ledger, unit, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger(unit=unit)
         ledger.require_unit(unit)
+        if public_size is None:
+            ledger.size_is_public()
+        warn_of_delta(delta, records, ledger.unit)
         sampling = PoissonSampling(batch_size / records)
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
