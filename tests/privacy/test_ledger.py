@@ -177,6 +177,182 @@ def test_a_run_killed_at_any_moment_never_shows_less_than_it_used(path):
     assert used > 0
 
 
+WRITER = """
+import sys, time
+from privet.privacy import Gaussian, Ledger, LedgerError
+path, events, mark = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(events):
+    while True:
+        try:
+            with Ledger.open(path) as ledger:
+                ledger.record(Gaussian(mark))
+            break
+        except LedgerError as busy:
+            if "another process" not in str(busy):
+                raise
+            time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize(("writers", "events"), [(3, 15), pytest.param(4, 200, marks=pytest.mark.slow)])
+def test_processes_that_append_at_the_same_time_lose_nothing(path, writers, events):
+    """Version 0.1 kept 118 of 120 events of two processes: it read the file before it locked it."""
+    Ledger(path).close()
+    command = [sys.executable, "-c", WRITER, str(path), str(events)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen([*command, str(1.0 + number)], **pipes) for number in range(writers)]
+    for process in started:
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    read = 0
+    while any(process.poll() is None for process in started):
+        seen = len(Ledger.open(path, read_only=True))  # readers are never in the way, and never see less than before
+        assert seen >= read
+        read = seen
+        time.sleep(0.01)
+    for process in started:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    counts = {}
+    for event, count in Ledger.open(path, read_only=True):
+        counts[event] = counts.get(event, 0) + count
+    assert counts == {Gaussian(1.0 + number): events for number in range(writers)}
+
+
+def test_a_writer_between_reading_and_locking_is_not_overwritten(path, monkeypatch):
+    """The moment in which events were lost: somebody appends just before the lock is taken."""
+    written(path, 2)
+    from privet.privacy import ledger as module
+
+    real = module.Lock
+
+    def late(*given, **named):
+        monkeypatch.setattr(module, "Lock", real)
+        with Ledger.open(path) as other:
+            other.record(Gaussian(7.0))
+        return real(*given, **named)
+
+    monkeypatch.setattr(module, "Lock", late)
+    with Ledger.open(path) as ledger:
+        ledger.record(STEP)
+    assert Ledger.open(path, read_only=True).event == STEP * 2 + Gaussian(7.0) + STEP
+
+
+HOLDER = """
+import sys, time
+from privet.privacy import Ledger
+ledger = Ledger.open(sys.argv[1])
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_killed_process_is_free_again(path):
+    written(path, 2)
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    with pytest.raises(LedgerError, match="another process"):
+        Ledger.open(path)
+    assert len(Ledger.open(path, read_only=True)) == 2
+    process.kill()
+    process.communicate()
+    with Ledger.open(path) as ledger:
+        ledger.record(STEP)
+    assert len(Ledger.open(path, read_only=True)) == 3
+
+
+def test_a_forked_child_does_not_free_the_lock(path):
+    with Ledger(path) as ledger:
+        child = os.fork()
+        if child == 0:
+            del ledger
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(LedgerError, match="another process"):
+            Ledger.open(path)
+
+
+def test_a_writer_that_no_lock_held_back_is_noticed(path):
+    """As over a network file system: what stands in the file is not what this process left there."""
+    with Ledger(path) as ledger:
+        ledger.record(STEP)
+        before = path.read_bytes()
+        path.write_bytes(before + before.splitlines(keepends=True)[-1])
+        with pytest.raises(LedgerError, match="changed by somebody else"):
+            ledger.record(STEP)
+        with pytest.raises(LedgerError):
+            ledger.record(STEP)
+    path.write_bytes(before)
+    with Ledger.open(path) as ledger:
+        ledger.record(STEP)
+        path.unlink()
+        with pytest.raises(LedgerError, match="was deleted"):
+            ledger.record(STEP)
+
+
+def test_no_ledger_is_made_where_nothing_can_be_locked(path, tmp_path):
+    with pytest.raises(LedgerError, match="cannot be written"):
+        Ledger(tmp_path / "absent" / "ledger.jsonl")
+    assert not (tmp_path / "absent").exists()
+    with pytest.raises(InputError, match="cannot be read"):
+        Ledger.open(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def long_ledger(path, events, kinds, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    with Ledger(path) as ledger:
+        for number in range(events):
+            ledger.record(PoissonSampled(0.01, Gaussian(1.0 + number % kinds)))
+    return ledger
+
+
+def test_a_long_ledger_is_opened_without_parsing_its_repeated_lines(path, monkeypatch):
+    """Each line is hashed, and only the lines that say something new are parsed: each event twice, and the header."""
+    from privet.privacy import ledger as module
+
+    written = long_ledger(path, 100_000, 3, monkeypatch)
+    parsed, real = [], module.json.loads
+    monkeypatch.setattr(module.json, "loads", lambda line: parsed.append(line) or real(line))
+    opened = Ledger.open(path, read_only=True)
+    assert len(parsed) <= 1 + 2 * 3
+    assert len(opened) == 100_000 and opened.head == written.head and opened.event == written.event
+
+
+def test_the_quick_way_and_the_long_way_read_the_same(path, monkeypatch):
+    """Lines with other spaces are parsed one by one; the running hash is that of what they say."""
+    quick = long_ledger(path, 50, 3, monkeypatch)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line.replace(b'": ', b'":  ') for line in lines))
+    slow = Ledger.open(path, read_only=True)
+    assert (slow.head, list(slow), len(slow)) == (quick.head, list(quick), 50)
+
+
+@pytest.mark.parametrize("place", [2, 30, 49])
+@pytest.mark.parametrize("edit", ["digit", "name", "drop", "twice", "swap", "case"])
+def test_an_edit_of_a_repeated_line_is_refused(path, monkeypatch, place, edit):
+    long_ledger(path, 50, 2, monkeypatch)
+    lines = path.read_bytes().splitlines(keepends=True)
+    line = lines[place + 1]
+    other = b"1" if b'"as": 2' in line else b"2"
+    edited = {
+        "digit": [line[:-4] + (b"0" if line[-4:-3] != b"0" else b"1") + line[-3:]],
+        "name": [line.replace(b'{"as": ' + line[7:8], b'{"as": ' + other)],
+        "drop": [],
+        "twice": [line, line],
+        "swap": [lines[place], line],
+        "case": [line[:-67] + line[-67:-3].upper() + line[-3:]],
+    }[edit]
+    after = lines[place + 2 :] or [b'{"as": 1, "hash": "' + b"0" * 64 + b'"}\n']
+    path.write_bytes(b"".join([*lines[: place + 1], *edited, *after]))
+    with pytest.raises(LedgerError):
+        Ledger.open(path, read_only=True)
+
+
 @pytest.mark.parametrize("entries", [[{"as": 7}], [{}], [{"event": Gaussian(1.0).to_dict()}, {"as": "x"}]])
 def test_an_entry_that_hashes_well_and_says_nothing_is_refused(path, entries):
     """As a newer version, or a careless program, might write it."""

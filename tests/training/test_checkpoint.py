@@ -320,7 +320,8 @@ def test_checkpoints_hold_no_code_and_only_two_are_kept(tmp_path: Path) -> None:
     made[2].close()
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == [
-        "checkpoint-000000009.safetensors", "checkpoint-000000012.safetensors", "ledger.jsonl", "lock", "released.txt",
+        "checkpoint-000000009.safetensors", "checkpoint-000000012.safetensors", "ledger.jsonl", "ledger.jsonl.lock", "lock",
+        "newest-head", "released.txt",
     ]  # fmt: skip
     tied = nn.Linear(2, 2, bias=False)
     state = {

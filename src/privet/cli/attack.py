@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privet.cli.options import check_used
 from privet.cli.program import AsJson, app
 from privet.cli.progress import computing
 from privet.cli.records import load_again
@@ -54,6 +55,7 @@ NAMES = {Signal.loss: "Loss threshold", Signal.confidence: "Confidence threshold
 
 @app.command("attack", epilog="Example:  privet attack runs/a --attack lira --shadows 16")
 def attack(
+    context: typer.Context,
     run: RunFolder,
     kind: Annotated[
         Attack | None,
@@ -85,6 +87,7 @@ def attack(
 
     record = RunRecord.read(run)
     kind = kind or (Attack.distance if record.synthetic else Attack.loss)
+    check_used(context, kind.value)
     if kind in ON_DATA and not record.synthetic:
         raise InputError(f"{run}: the attack {kind.value} is on artificial data, and this run made a model.")
     dataset = load_again(record.data)

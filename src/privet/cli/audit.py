@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privet.cli.options import check_used
 from privet.cli.program import AsJson, app
 from privet.cli.progress import computing
 from privet.errors import InputError
@@ -40,6 +41,7 @@ class Clip(StrEnum):
 
 @app.command("audit", epilog="Example:  privet audit --method dpsgd --noise 1.1 --rate 0.01 --steps 1000")
 def audit(
+    context: typer.Context,
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run, to audit what it did.")
     ] = None,
@@ -74,6 +76,7 @@ def audit(
     if run is not None and method is not None:
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
     method = Method.dpsgd if run is None and method is None else method
+    check_used(context, "run" if method is None else method.value)
     asked: dict[str, Any] = {"delta": delta, "draws": draws, "confidence": confidence, "seed": seed}
     stations: tuple[Audit, ...] = ()
     with computing() as progress:

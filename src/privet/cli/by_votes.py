@@ -8,28 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from privet.cli.progress import training
 from privet.cli.records import load_records
-from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.data import Dataset
     from privet.recipes import Recipe
     from privet.report import RunRecord
-
-
-def check_voting(pate: bool, public: str | None, given: object, resume: bool) -> None:
-    """What belongs to PATE is given with it and with nothing else."""
-    if not pate:
-        if public is not None or given:
-            raise InputError("--public, --teachers, --queries and --sure belong to --method pate.")
-        return
-    if public is None:
-        raise InputError(
-            "--method pate needs public records without labels: give --public with a number of test records or a data set."
-        )
-    if resume:
-        raise InputError(
-            "--method pate is not resumed: its answers are released at once; give another folder with --out."
-        )
 
 
 def train_by_votes(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privet.cli import options
 from privet.cli.board import board, table
 from privet.cli.data import NAMES
 from privet.cli.program import AsJson, app
@@ -42,6 +43,7 @@ def method_keys() -> list[str]:
 
 @app.command("compare", epilog="Example:  privet compare --data mnist --epsilon 3 --minutes 5 --out runs/compare")
 def compare(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -116,6 +118,7 @@ def compare(
     say_who_is_unprotected(dataset)
     job = replace(job, delta=choose_delta(delta, dataset))
     entrants, left_out = _entrants(methods, dataset, public)
+    _check_used(context, entrants)
     job = replace(job, methods=tuple(entrant.key for entrant in entrants))
     job.keep(out)
     result = run(job, dataset, out, entrants, left_out, at_once=at_once, quiet=as_json)
@@ -156,6 +159,19 @@ def say(result: Result, out: Path, as_json: bool) -> None:
         typer.echo(f"The page: {page}")
     if not any(outcome.record is not None for outcome in result.outcomes):
         raise PrivetError(f"No method came to its end: the reasons are in {page} and in the .log files beside it.")
+
+
+def _check_used(context: typer.Context, entrants: list[Entrant]) -> None:
+    """An option that none of the methods uses is refused."""
+    from privet.compare import ENTRANTS
+
+    ways = {key: options.entrant_way(key, entrant.uses) for key, entrant in ENTRANTS.items()}
+    chosen = [ways[entrant.key] for entrant in entrants]
+    together = options.Way(
+        f"any of these methods: {', '.join(entrant.key for entrant in entrants)}",
+        frozenset().union(*(way.uses for way in chosen)),
+    )
+    options.check(context, together, ways.values())
 
 
 def _entrants(methods: list[str] | None, dataset: Dataset, public: str) -> tuple[list[Entrant], dict[str, str]]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from privet.cli.options import check_used
 from privet.cli.program import AsJson, app
 
 JOB = "job.json"
@@ -18,6 +19,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a 
 
 @app.command("report", epilog="Example:  privet report runs/a --licence apache-2.0")
 def report(
+    context: typer.Context,
     run: RunFolder,
     intended_use: Annotated[str | None, typer.Option(help="For the card: what the release is for.")] = None,
     licence: Annotated[str | None, typer.Option(help="For the card: a licence by its identifier.")] = None,
@@ -29,6 +31,7 @@ def report(
     What is stated for the card is kept in the record. The card may be published with the release; the page is for those
     who may see the data.
     """
+    check_used(context, "comparison" if (run / JOB).exists() else "run")
     if (run / JOB).exists():
         _comparison(run, as_json)
         return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privet.cli import comparisons, student_tables
+from privet.cli.options import check_used
 from privet.cli.program import AsJson, app
 from privet.cli.progress import fetching, training
 from privet.cli.reproduce_all import reproduce_all
@@ -37,6 +38,7 @@ def method_names() -> list[str]:
 
 @app.command("reproduce", epilog="Example:  privet reproduce abadi-mnist --seeds 3")
 def reproduce(
+    context: typer.Context,
     recipe: Annotated[
         str | None,
         typer.Argument(
@@ -88,28 +90,28 @@ def reproduce(
     everything that belongs to the four sources, and says for each number why it differs.
     """
     if every or no_run:
-        _refuse("--all", "runs everything", epsilon=epsilon, method=method, data=records, line=line, image=image)
         if recipe is not None or not every:
             raise InputError("--no-run belongs to --all, and --all takes no RECIPE.")
+        check_used(context, "no-run" if no_run else "all")
         check_budget(1.0, delta)
         reproduce_all(out=out, results=results, seeds=seeds, delta=delta, run=not no_run, as_json=as_json)
         return
     if recipe is None:
         raise InputError(f"Name what to reproduce, or take --all: there are {', '.join(_names())}.")
     if recipe == comparisons.REVERSAL:
-        _refuse(recipe, "draws a figure", seeds=seeds, epsilon=epsilon, method=method, data=records, line=line)
+        check_used(context, "reversal", named=recipe)
         comparisons.reversal(out, image, as_json)
         return
     from privet.recipes import comparison
 
     if comparison.is_comparison(recipe):
-        _refuse(recipe, "states its own methods and budgets", epsilon=epsilon, method=method, image=image)
+        check_used(context, "comparison", named=recipe)
         comparisons.compare(
             recipe, data=records, seeds=seeds or 1, lines=line or (), out=out, results=results, as_json=as_json
         )
         return
     if recipe in student_tables.names():
-        _refuse(recipe, "states its own methods and records", method=method, data=records, image=image)
+        check_used(context, "students", named=recipe)
         student_tables.compare(
             recipe,
             seeds or 3,
@@ -121,7 +123,7 @@ def reproduce(
             as_json=as_json,
         )
         return
-    _refuse(recipe, "is a recipe, not a comparison", data=records, line=line, image=image)
+    check_used(context, "recipe", named=f"the recipe {recipe}")
     seeds = seeds or 3
     from privet import data, recipes
     from privet.recipes import table
@@ -156,13 +158,6 @@ def reproduce(
         typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
     else:
         typer.echo(shown(chosen, rows))
-
-
-def _refuse(recipe: str, why: str, **options: object) -> None:
-    """Raise where an option was given that would change nothing."""
-    for name, value in options.items():
-        if value:
-            raise InputError(f"--{name} does not go with {recipe}, which {why}: leave it out.")
 
 
 def shown(recipe: Recipe, rows: list[Row]) -> str:

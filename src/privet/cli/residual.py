@@ -37,16 +37,10 @@ def perturbation(
     strategy: Strategy,
     pi: float,
     radius: float,
-    ensemble: int,
-    epochs: int | None,
 ) -> ResidualPerturbation | None:
     """The noise that the options ask for; none where another method is asked for."""
     if method not in (PUBLISHED, SOUND):
-        if gamma is not None or pi or ensemble > 1 or epochs is not None or strategy is not Strategy.additive:
-            raise InputError("--gamma, --strategy, --pi, --ensemble and --epochs belong to --method residual.")
         return None
-    if method == SOUND and (pi or epochs is not None):
-        raise InputError("--pi and --epochs belong to --method residual: residual-dpsgd has its proof from DP-SGD.")
     from privet.methods.perturbation import ResidualPerturbation
 
     chosen = 0.5 if gamma is None else gamma

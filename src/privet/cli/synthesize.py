@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privet.cli.data import NAMES
+from privet.cli.options import check_used
 from privet.cli.program import AsJson, app
 from privet.cli.progress import training
 from privet.cli.records import (
@@ -34,7 +35,6 @@ class Labels(StrEnum):
     """What is known of the labels."""
 
     protected = "protected"
-    public = "public"
     votes = "votes"
 
 
@@ -46,6 +46,7 @@ def method_names() -> list[str]:
 
 @app.command("synthesize", epilog="Example:  privet synthesize --data mnist --epsilon 3.45 --out runs/b")
 def synthesize(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -72,8 +73,8 @@ def synthesize(
     labels: Annotated[
         Labels,
         typer.Option(
-            help="protected with the record; public: you state that they are known; votes: teachers of disjoint records vote "
-            "on the labels of the examples, within the same budget, and a record is protected with its label."
+            help="protected with the record; votes: teachers of disjoint records vote on the labels of the examples, within "
+            "the same budget, and a record is protected with its label."
         ),
     ] = Labels.protected,
     as_published: Annotated[
@@ -127,6 +128,8 @@ def synthesize(
     why = "you asked for it"
     if method == "auto":
         method, why = synthesis.choose(dataset, order)
+    synthesis.check_name(method)
+    check_used(context, f"{method}-published" if as_published and method == "noise-layer-gan" else method)
     chosen = synthesis.method_named(method, dataset, order, as_published=as_published, given=_pairs(settings or []))
     if not as_json:
         typer.echo(f"Method {method}, because {why}: {chosen.title}.")

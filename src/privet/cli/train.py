@@ -16,8 +16,9 @@ import typer
 
 from privet.cli import residual
 from privet.cli.attack import INTERNAL, sentences
-from privet.cli.by_votes import check_voting, train_by_votes
+from privet.cli.by_votes import train_by_votes
 from privet.cli.data import NAMES
+from privet.cli.options import check_used
 from privet.cli.program import AsJson, app
 from privet.cli.progress import training
 from privet.cli.records import (
@@ -79,6 +80,7 @@ def recipe_names() -> list[str]:
 
 @app.command("train", epilog="Example:  privet train --data mnist --epsilon 3 --out runs/a")
 def train(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -151,20 +153,20 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a private classifier by a recipe: what it cost, what it is worth and what leaks, on one page."""
+    check_used(context, method.value)
     check_budget(epsilon, delta)
     if out is None and resume:
         raise InputError("Give the folder of the run to go on with, by --out.")
     out = out or free_folder(f"{Path(data.rpartition(':')[2]).stem}-{method.value}")
     check_free(out, resume)
     key = _method(method, form, as_published)
-    perturbation = residual.perturbation(
-        method.value, gamma=gamma, strategy=strategy, pi=pi, radius=radius, ensemble=ensemble, epochs=epochs
-    )
-    check_voting(method is Method.pate, public, teachers or queries or sure, resume)
+    perturbation = residual.perturbation(method.value, gamma=gamma, strategy=strategy, pi=pi, radius=radius)
+    if method is Method.pate and public is None:
+        raise InputError(
+            "--method pate needs public records without labels: give --public with a number of test records or a data set."
+        )
     from privet import recipes
 
-    if method is Method.residual and (recipe is not None or resume):
-        raise InputError("residual has a schedule of its own and starts anew: leave --recipe and --resume out.")
     why = "you asked for it"
     if method is Method.residual_dpsgd and recipe is None:
         recipe, why = "resnet-dpsgd", "residual-dpsgd is about this network"
@@ -237,8 +239,6 @@ def train(
 
 def _method(method: Method, form: Form, as_published: bool) -> str:
     if method is not Method.optimized_noise:
-        if as_published or form is not Form.grouped:
-            raise InputError("--form and --as-published belong to --method optimized-noise.")
         return method.value
     if as_published and form is not Form.grouped:
         raise InputError("--as-published is the form grouped: leave --form out.")

@@ -37,6 +37,7 @@ class Entrant:
         resumes: whether a run that was stopped goes on; one that does not is started anew beside it.
         by_default: whether it takes part where no methods are named; those that train for long are not.
         needs_public: whether it learns from public records without labels.
+        uses: the options of `privet compare` that change what it does, beside those that concern all methods.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Entrant:
     resumes: bool = True
     by_default: bool = True
     needs_public: bool = False
+    uses: tuple[str, ...] = ()
 
 
 def _images(dataset: Dataset) -> str:
@@ -53,12 +55,13 @@ def _images(dataset: Dataset) -> str:
 
 
 def _trained(key: str) -> Entrant:
-    return Entrant(key, METHODS[key].title, partial(runs.by_recipe, method=key))
+    return Entrant(key, METHODS[key].title, partial(runs.by_recipe, method=key), uses=("epsilon", "recipe"))
 
 
 def _artificial(key: str, title: str, **options: Any) -> Entrant:
     run = partial(runs.by_artificial_data, method=key, as_published=options.pop("as_published", False))
-    return Entrant(f"synthetic-{options.pop('name', key)}", f"A student of artificial data: {title}", run, **options)
+    named, uses = f"synthetic-{options.pop('name', key)}", ("epsilon",)
+    return Entrant(named, f"A student of artificial data: {title}", run, uses=uses, **options)
 
 
 _ALL = (
@@ -68,7 +71,7 @@ _ALL = (
     _trained("optimized-noise"),
     _trained("optimized-noise-published"),
     _artificial("moments", "one-shot moments", resumes=False),
-    Entrant("pate", TITLE, runs.by_votes, resumes=False, needs_public=True),
+    Entrant("pate", TITLE, runs.by_votes, resumes=False, needs_public=True, uses=("epsilon", "recipe", "public")),
     _artificial("dpgan", "DPGAN", why_not=_images, resumes=False, by_default=False),
     _artificial("noise-layer-gan", "frozen features, noisy rows", why_not=_images, resumes=False, by_default=False),
     _artificial(
@@ -91,6 +94,7 @@ _ALL = (
         ),
         why_not=_images,
         by_default=False,
+        uses=("epsilon",),
     ),
     Entrant(
         "residual",

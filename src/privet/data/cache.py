@@ -11,6 +11,9 @@ import platformdirs
 
 from privet.data.files import sha256
 from privet.errors import PrivetError
+from privet.locks import Lock
+
+_LOCK = ".lock"
 
 
 def cache_root(cache: Path | str | None = None) -> Path:
@@ -54,6 +57,9 @@ def workplace(folder: Path) -> Iterator[Path]:
                 yield staging
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
+                if made and [file.name for file in folder.iterdir()] == [_LOCK]:
+                    with suppress(OSError):  # not on Windows, where the holder of a lock keeps its file
+                        (folder / _LOCK).unlink()
                 for parent in made:
                     with suppress(OSError):  # not empty: it is in use
                         parent.rmdir()
@@ -67,24 +73,15 @@ def workplace(folder: Path) -> Iterator[Path]:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Make ``folder`` and let one process at a time work in it; the operating system frees the lock on a crash."""
-    if sys.platform == "win32":
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-        return
-    import fcntl
-
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                # The one who held the lock before may have removed the folder: then this lock guards nothing.
-                if os.stat(folder).st_ino == os.fstat(handle).st_ino:
-                    yield
-                    return
-        finally:
-            os.close(handle)
+        with suppress(FileNotFoundError):  # whoever held the lock before has removed the folder: make it again
+            lock = Lock(folder / _LOCK, wait=True)
+            break
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _sync_folder(folder: Path) -> None:

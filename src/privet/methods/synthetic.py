@@ -14,7 +14,7 @@ from privet.errors import InputError
 from privet.privacy import Ledger, Relation
 from privet.training.standing import OnStep as OnStep
 
-LABELS = ("protected", "public", "votes")
+LABELS = ("protected", "votes")
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class Order:
         classes: how many classes there are; public.
         size: how many artificial examples to make.
         epsilon, delta: the budget for everything that looks at the records.
-        labels: "protected", where a record's label is part of what is protected; "public", where whoever asks states
-            that the labels are known and only the inputs are protected; "votes", where teachers of disjoint records vote on
-            the labels of the examples (`privet.methods.voted_labels`), and a record is protected with its label.
+        labels: "protected", where a record's label is part of what is protected; "votes", where teachers of disjoint records
+            vote on the labels of the examples (`privet.methods.voted_labels`), and a record is protected with its label.
         seed: makes the run repeatable; such examples are not for release.
         source: a name for the records, for the cache of their features.
         records: how many records there are, as far as that is public; 0 where nothing is known but the records.

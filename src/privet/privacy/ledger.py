@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from privet.errors import InputError, PrivetError
+from privet.locks import Busy, Lock
 from privet.privacy.accountants import Accountant, accountant_named
 from privet.privacy.events import Event, Nothing, composed
 from privet.privacy.guarantees import Guarantee
@@ -18,6 +22,9 @@ from privet.privacy.relations import Relation
 from privet.privacy.spent import Spent
 
 _FORMAT = 1
+_HASH = re.compile(rb'"hash": *"([0-9a-f]{64})"}\s*$')
+_BEFORE_HASH, _AFTER_HASH = -67, -3
+"""Where the 64 digits of the running hash stand in a line, from its end."""
 
 
 class LedgerError(PrivetError):
@@ -28,11 +35,13 @@ class Ledger:
     """The events of one run, in memory or in a file of JSON lines.
 
     Formal guarantees: when `record` returns, the event is on the disk (fsync), so a run that records a step before it
-    uses the step's noise never shows less than was used, whenever it is killed. Each line carries a running hash:
-    an edited, reordered or removed line in the middle is refused. A last line that was being written when the
-    process died is recognised and dropped: `record` had not returned, so its noise was never used.
-    The hash holds no secret: it shows accidents and careless edits; against a forger, and against lines cut off at the
-    end, keep `head` somewhere else (a checkpoint, a privacy card) and give it to `open`.
+    uses the step's noise never shows less than was used, whenever it is killed. One process at a time appends: the lock is
+    taken before the file is read, and a file that somebody else has changed or deleted meanwhile takes nothing more.
+
+    Each line carries a running hash. It shows that a line was changed, exchanged, repeated, inserted, or removed with others
+    after it. It does not show lines cut off at the end, nor a file that was written anew as a whole: the hash holds no
+    secret. Against both keep `head` somewhere else (a checkpoint, a privacy card) and give it to `open`. A last line that was
+    being written when the process died is recognised and dropped: `record` had not returned, so its noise was never used.
     """
 
     def __init__(
@@ -45,23 +54,23 @@ class Ledger:
         self.torn = False
         self.conditions: tuple[str, ...] = ()
         """What the statement takes as public; see `condition`."""
-        self._runs: list[tuple[Event, int]] = []
+        self.on_record: Callable[[str], None] | None = None
+        """Called with the new head when an event is on the disk, before `record` returns."""
+        self._events: list[Event] = []
+        self._counts: list[int] = []
+        """How often each of `_events` stands there in a row."""
+        self._total = 0
         self._lines = 0
         self._first_line: dict[Event, int] = {}
         self._named: dict[int, Event] = {}
         self._event: Event | None = Nothing()
         self._file: IO[bytes] | None = None
+        self._size = 0
+        self._lock: Lock | None = None
         self._head = ""
-        header = {"ledger": _FORMAT, "relation": self.relation.value, "unit": unit}
         if self.path is not None:
-            try:
-                self._file = self.path.open("xb")
-            except FileExistsError:
-                raise InputError(f"{self.path} exists already; continue it with Ledger.open.") from None
-            except OSError as error:
-                raise LedgerError(f"The ledger {self.path} cannot be written: {error.strerror}.") from None
-            _lock(self._file, self.path)
-        self._write(header)
+            self._create(self.path)
+        self._write({"ledger": _FORMAT, "relation": self.relation.value, "unit": unit})
         if self.path is not None:
             _sync_folder(self.path.parent)
 
@@ -72,39 +81,48 @@ class Ledger:
         Args:
             path: the file.
             head: the head that is expected to be in it: refuses a file from which lines were cut.
-            read_only: `record` raises, and the file is left as it is.
+            read_only: `record` raises, and the file is left as it is; another process may be writing it.
         """
         ledger = cls()
         ledger.path = Path(path)
         try:
-            content = ledger.path.read_bytes()
+            if read_only:
+                with ledger.path.open("rb") as file:
+                    ledger._replay(file, head)
+                ledger._lines = -1
+            else:
+                ledger._continue(ledger.path, head)
         except OSError as error:
+            ledger.close()
             raise InputError(f"The ledger {path} cannot be read: {error.strerror}.") from None
-        good = ledger._replay(content, head)
-        if read_only:
-            ledger._lines = -1
-            return ledger
-        ledger._file = ledger.path.open("r+b")
-        _lock(ledger._file, ledger.path)
-        if good < len(content):
-            ledger._file.truncate(good)
-        ledger._file.seek(good)
-        if good and content[good - 1 : good] != b"\n":
-            ledger._append(b"\n")
+        except BaseException:
+            ledger.close()
+            raise
         return ledger
 
     def record(self, event: Event, count: int = 1) -> None:
         """Append `event`, `count` times; returns when it is on the disk."""
-        if not isinstance(event, Event):
-            raise InputError(f"A ledger holds events, and this is a {type(event).__name__}.")
         if self._lines < 0:
             raise LedgerError(f"The ledger {self.path} was opened for reading only.")
-        event = event * count
-        if isinstance(event, Nothing):
-            return
-        known = self._first_line.get(event)
-        self._write({"event": event.to_dict()} if known is None else {"as": known})
-        self._note(event)
+        entry, event = self._entry(event, count)
+        if entry is not None:
+            self._write(entry)
+            self._note(event)
+            if self.on_record is not None:
+                self.on_record(self._head)
+
+    def head_after(self, event: Event, count: int = 1) -> str:
+        """The head that the ledger will have when `event` is recorded next."""
+        entry, _ = self._entry(event, count)
+        return self._head if entry is None else _chain(self._head, entry)
+
+    def holds(self, heads: Iterable[str]) -> set[str]:
+        """Those of `heads` that the file had after one of its lines; a head of it proves all lines up to there."""
+        if self.path is None:
+            raise InputError("Only a ledger in a file remembers its earlier heads.")
+        wanted = {head.encode() for head in heads}
+        with self.path.open("rb") as file:
+            return {found[1].decode() for line in file if (found := _HASH.search(line)) and found[1] in wanted}
 
     def require_unit(self, unit: str) -> None:
         """Raise unless the ledger counts what is done to a `unit`: what a record costs bounds nothing of a user who holds
@@ -135,7 +153,7 @@ class Ledger:
     def event(self) -> Event:
         """Everything that was recorded, as one event."""
         if self._event is None:
-            self._event = composed(*(event * count for event, count in self._runs))
+            self._event = composed(*(event * count for event, count in self))
         return self._event
 
     @property
@@ -156,17 +174,20 @@ class Ledger:
 
     def __iter__(self) -> Iterator[tuple[Event, int]]:
         """The recorded events in order, runs of equal ones counted."""
-        return iter(self._runs)
+        return zip(self._events, self._counts, strict=True)
 
     def __len__(self) -> int:
         """How many events were recorded."""
-        return sum(count for _, count in self._runs)
+        return self._total
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
             self._lines = -1
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def __enter__(self) -> Ledger:
         return self
@@ -174,15 +195,35 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _note(self, event: Event) -> None:
-        # A repeated event is named by the line on which it first stood: a run of 10^5 steps stays a small file.
-        line = self._first_line.setdefault(event, self._lines - 1)
-        self._named.setdefault(line, event)
-        if self._runs and self._runs[-1][0] == event:
-            self._runs[-1] = (event, self._runs[-1][1] + 1)
-        else:
-            self._runs.append((event, 1))
-        self._event = None
+    # --- the file ---------------------------------------------------------------------------------------------------
+
+    def _create(self, path: Path) -> None:
+        exists = InputError(f"{path} exists already; continue it with Ledger.open.")
+        if path.exists():
+            raise exists
+        try:
+            self._lock = _locked(path)
+            self._file = path.open("xb")
+        except FileExistsError:
+            self.close()
+            raise exists from None
+        except OSError as error:
+            self.close()
+            raise LedgerError(f"The ledger {path} cannot be written: {error.strerror}.") from None
+
+    def _continue(self, path: Path, head: str | None) -> None:
+        # The lock comes first: what another process wrote after the reading would be overwritten.
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._lock = _locked(path)
+        self._file = path.open("r+b")
+        self._size = self._replay(self._file, head)
+        self._file.seek(self._size - 1)
+        ended = self._file.read(1) == b"\n"
+        self._file.truncate(self._size)
+        self._file.seek(self._size)
+        if not ended:
+            self._append(b"\n")
 
     def _write(self, entry: dict[str, Any]) -> None:
         head = _chain(self._head, entry)
@@ -196,44 +237,120 @@ class Ledger:
     def _append(self, line: bytes) -> None:
         assert self._file is not None
         try:
+            self._check_untouched(self._file.fileno())
             self._file.write(line)
             self._file.flush()
             os.fsync(self._file.fileno())
+            self._size += len(line)
         except OSError as error:
             # What reached the disk is unknown now: nothing may be appended behind a possibly torn line.
-            self.close()
+            self._abandon()
             raise LedgerError(f"The ledger {self.path} cannot be written: {error.strerror}.") from None
 
-    def _replay(self, content: bytes, head: str | None) -> int:
+    def _check_untouched(self, descriptor: int) -> None:
+        """Where a lock does not hold (a network, a careless program), the file itself shows that somebody else was there."""
+        found = os.fstat(descriptor)
+        if found.st_nlink == 0:
+            self._abandon()
+            raise LedgerError(
+                f"The ledger {self.path} was deleted while it was being written: the run stops, since nothing counts any more. "
+                f"Start anew in another folder; what was used until now was used."
+            )
+        if found.st_size != self._size:
+            self._abandon()
+            raise LedgerError(f"The ledger {self.path} was changed by somebody else while it was being written.")
+
+    def _abandon(self) -> None:
+        with suppress(OSError):
+            self.close()
+        self._file, self._lines = None, -1
+
+    # --- the lines --------------------------------------------------------------------------------------------------
+
+    def _entry(self, event: Event, count: int) -> tuple[dict[str, Any] | None, Event]:
+        """What is written for `event`, and the event itself; None where there is nothing to write."""
+        if not isinstance(event, Event):
+            raise InputError(f"A ledger holds events, and this is a {type(event).__name__}.")
+        event = event * count
+        if isinstance(event, Nothing):
+            return None, event
+        # A repeated event is named by the line on which it first stood: a run of 10^5 steps stays a small file.
+        known = self._first_line.get(event)
+        return ({"event": event.to_dict()}, event) if known is None else ({"as": known}, self._named[known])
+
+    def _note(self, event: Event) -> None:
+        line = self._first_line.setdefault(event, self._lines - 1)
+        self._named.setdefault(line, event)
+        self._count(self._named[line])
+
+    def _count(self, event: Event) -> None:
+        if self._events and self._events[-1] is event:
+            self._counts[-1] += 1
+        else:
+            self._events.append(event)
+            self._counts.append(1)
+        self._total += 1
+        self._event = None
+
+    def _replay(self, file: Iterable[bytes], expected: str | None) -> int:
         """Take in the lines of a file; returns the length of its good part."""
         self._head, self._lines = "", 0
-        good, heads = 0, set()
-        lines = content.splitlines(keepends=True)
-        if b"\n" not in content:
+        good, head, met = 0, b"", expected is None
+        wanted = expected.encode() if expected is not None else b""
+        repeats: dict[bytes, tuple[Event, bytes]] = {}
+        for line in file:
+            known = repeats.get(line[:_BEFORE_HASH])
+            if known is not None and line[_AFTER_HASH:] == b'"}\n':
+                # The common line, as `_write` writes it: hashed without being parsed. Any other goes the long way.
+                head = hashlib.sha256(head + known[1]).hexdigest().encode()
+                if line[_BEFORE_HASH:_AFTER_HASH] != head:
+                    raise self._edited()
+                self._lines += 1
+                self._count(known[0])
+            else:
+                if self._lines == 0 and not line.endswith(b"\n"):
+                    break
+                if not self._parse(line, head.decode()):
+                    self.torn = True
+                    break
+                head = self._head.encode()
+                number = self._first_line[self._events[-1]] if self._events else 0
+                if number:
+                    before, hashed = b'{"as": %d, "hash": "' % number, b'{"as":%d}' % number
+                    repeats.setdefault(before, (self._events[-1], hashed))
+            met = met or head == wanted
+            good += len(line)
+        if self._lines == 0:
             raise LedgerError(
                 f"Nothing was recorded in {self.path}: its first line is not whole. Delete it and start anew."
             )
-        for number, line in enumerate(lines):
-            try:
-                entry = json.loads(line)
-                claimed = entry.pop("hash")
-            except (ValueError, KeyError, AttributeError, TypeError):
-                if number == len(lines) - 1 and number > 0 and not line.endswith(b"\n"):
-                    self.torn = True
-                    break
-                raise LedgerError(f"Line {number + 1} of the ledger {self.path} is not an entry of a ledger.") from None
-            if claimed != _chain(self._head, entry):
-                raise LedgerError(f"The ledger {self.path} was edited: the running hash breaks at line {number + 1}.")
-            self._head = claimed
-            try:
-                self._take(entry, number)
-            except (KeyError, TypeError):
-                raise LedgerError(f"Line {number + 1} of the ledger {self.path} is not an entry of a ledger.") from None
-            heads.add(claimed)
-            good += len(line)
-        if head is not None and head not in heads:
+        if not met:
             raise LedgerError(f"Lines were removed from the ledger {self.path}: the expected head is not in it.")
+        self._head = head.decode()
         return good
+
+    def _parse(self, line: bytes, head: str) -> bool:
+        """Check and take in a line of any kind; False where its writing was cut short."""
+        number = self._lines
+        damaged = LedgerError(f"Line {number + 1} of the ledger {self.path} is not an entry of a ledger.")
+        try:
+            entry: dict[str, Any] = json.loads(line)
+            claimed = entry.pop("hash")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            if number > 0 and not line.endswith(b"\n"):
+                return False
+            raise damaged from None
+        if claimed != _chain(head, entry):
+            raise self._edited()
+        self._head = claimed
+        try:
+            self._take(entry, number)
+        except (KeyError, TypeError):
+            raise damaged from None
+        return True
+
+    def _edited(self) -> LedgerError:
+        return LedgerError(f"The ledger {self.path} was edited: the running hash breaks at line {self._lines + 1}.")
 
     def _take(self, entry: dict[str, Any], number: int) -> None:
         if number == 0:
@@ -256,16 +373,11 @@ def _chain(head: str, entry: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Two processes that append to one ledger would break its chain."""
+def _locked(path: Path) -> Lock:
+    """Two processes that append to one ledger would break its chain. The lock is a file beside it: all may read the ledger."""
     try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
+        return Lock(path.with_name(f"{path.name}.lock"))
+    except Busy:
         raise LedgerError(f"The ledger {path} is being written by another process.") from None
 
 

@@ -23,6 +23,7 @@ from privet.randomness import Randomness
 from privet.recipes.fit import Fitted, fit
 from privet.recipes.prepare import arguments, scores
 from privet.recipes.recipe import Recipe
+from privet.recipes.releases import FILE as RELEASES
 from privet.report import (
     AttackResult,
     DataSummary,
@@ -35,12 +36,9 @@ from privet.report import (
     versions,
 )
 from privet.report.data_mark import mark_of
-from privet.training.folder import LEDGER
+from privet.training.folder import LEDGER, WORKING_FILES
 from privet.training.logs import logged
 from privet.training.standing import OnStep
-
-WORKING_FILES = ("checkpoint-*.safetensors", "releases.safetensors", "released.txt", "lock")
-"""What a run needs to go on, and is not for release: removed when it is finished."""
 
 
 def run(
@@ -113,7 +111,7 @@ def finish(record: RunRecord, out: Path, created: str, started: float, others: S
     seconds = round(time.monotonic() - started, 1)
     replace(record, created=created, seconds=seconds, others=None if others is None else tuple(others)).write(out)
     renew(out)
-    for pattern in WORKING_FILES:
+    for pattern in (*WORKING_FILES, RELEASES):
         for file in out.glob(pattern):
             file.unlink()
     return RunRecord.read(out)

@@ -36,8 +36,7 @@ def method_named(
     name: str, dataset: Dataset, order: Order, *, as_published: bool = False, given: Mapping[str, str] | None = None
 ) -> Synthesizer:
     """A method with the settings that fit the records and the budget; those that are `given` replace them."""
-    if name not in METHODS:
-        raise InputError(f"There is no method {name!r}: there are {', '.join(METHODS)}.")
+    check_name(name)
     method, given = METHODS[name](dataset.shape, order, as_published), given or {}
     if order.labels != "votes":
         return _with(method, given)
@@ -49,6 +48,12 @@ def method_named(
         voted, method=_with(method, {setting: given[setting] for setting in given if setting not in own})
     )
     return _with(voted, own)
+
+
+def check_name(name: str) -> None:
+    """Raise unless there is a method of that name."""
+    if name not in METHODS:
+        raise InputError(f"There is no method {name!r}: there are {', '.join(METHODS)}.")
 
 
 def choose(dataset: Dataset, order: Order) -> tuple[str, str]:
@@ -69,6 +74,9 @@ def choose(dataset: Dataset, order: Order) -> tuple[str, str]:
     )
 
 
+_TRUTH = {"true": True, "false": False}
+
+
 def _settings(method: Any) -> dict[str, Any]:
     """What `--set` can change: plain values."""
     values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
@@ -82,8 +90,8 @@ def _with(method: Any, given: Mapping[str, str]) -> Synthesizer:
             raise InputError(f"{method.title} has no setting {name!r}: it has {', '.join(known)}.")
         kind = type(known[name])
         try:
-            values[name] = text == "true" if kind is bool else kind(text)
-        except ValueError:
+            values[name] = _TRUTH[text] if kind is bool else kind(text)
+        except (ValueError, KeyError):
             raise InputError(f"The setting {name} is a {kind.__name__}, and {text!r} is none.") from None
     changed: Synthesizer = dataclasses.replace(method, **values)
     return changed

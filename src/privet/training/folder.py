@@ -9,13 +9,19 @@ from typing import Any
 from torch import Tensor
 
 from privet.errors import InputError, PrivetError
+from privet.locks import Busy, Lock
 from privet.privacy import Event, Ledger, Relation
 from privet.training.checkpoint import load_checkpoint, save_checkpoint
 from privet.training.identity import require_same
+from privet.training.journal import FILE as JOURNAL
 from privet.training.journal import Journal
-from privet.training.lock import RunLock
+from privet.training.newest_head import FILE as NEWEST_HEAD
+from privet.training.newest_head import NewestHead
 
 LEDGER = "ledger.jsonl"
+LOCK = "lock"
+WORKING_FILES = ("checkpoint-*.safetensors", JOURNAL, NEWEST_HEAD, LOCK, f"{LEDGER}.lock")
+"""What a run needs to go on, and is not for release."""
 
 
 class RunFolder:
@@ -25,8 +31,10 @@ class RunFolder:
         private = make_private(..., folder=run)     # or folder="runs/a", resume=True
 
     Formal guarantees: one process at a time (a lock). The ledger holds every step before its result is used. A checkpoint is
-    there whole or not at all, and holds the ledger's head: a ledger that lost lines is refused. The secret keys of a
-    release are never written. Checkpoints are working files of whoever holds the data, and not for release.
+    there whole or not at all, and holds the ledger's head; the folder holds the newest head besides. A ledger that lost lines,
+    or that was put back to an older copy, is refused. A folder that was put back as a whole is not noticed: for that keep the
+    head elsewhere. The secret keys of a release are never written. Checkpoints are working files of whoever holds the data,
+    and not for release.
     """
 
     def __init__(
@@ -45,7 +53,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PrivetError(f"The folder {self.path} cannot be made: {error.strerror}.") from None
-        self._lock = RunLock(self.path)
+        self._lock = _locked(self.path)
         self._journal: Journal | None = None
         try:
             self.state = load_checkpoint(self.path)
@@ -55,6 +63,7 @@ class RunFolder:
                 raise InputError(f"{self.path} holds a run already: resume it (resume=True), or give another folder.")
             found = self._open_ledger(ledger)
             self.ledger = Ledger(ledger, relation=relation, unit=unit) if found is None else found
+            self._newest = self._newest_head()
         except BaseException:
             self._lock.release()
             raise
@@ -95,6 +104,7 @@ class RunFolder:
     def close(self) -> None:
         """Let go of the folder."""
         self.ledger.close()
+        self._newest.close()
         if self._journal is not None:
             self._journal.close()
         self._lock.release()
@@ -104,6 +114,30 @@ class RunFolder:
             path.unlink()  # killed while its first line was written: nothing was recorded
         if path.exists():
             return Ledger.open(path, head=self.state["ledger_head"] if self.state is not None else None)
-        if self.state is not None:
-            raise PrivetError(f"{path} is missing: a run is not continued without the ledger of what it used.")
+        if self.state is not None or (self.path / NEWEST_HEAD).exists():
+            raise PrivetError(
+                f"{path} is missing: a run is not continued without the ledger of what it used. Put it back, "
+                f"or start anew in another folder."
+            )
         return None
+
+    def _newest_head(self) -> NewestHead:
+        try:
+            newest = NewestHead(self.path, self.ledger)
+        except BaseException:
+            self.ledger.close()
+            raise
+        self.ledger.on_record = newest.note
+        return newest
+
+
+def _locked(folder: Path) -> Lock:
+    try:
+        return Lock(folder / LOCK)
+    except Busy:
+        raise PrivetError(
+            f"The run in {folder} is being continued by another process, or by an earlier run of this one: wait for it, "
+            f"or end it with private.close()."
+        ) from None
+    except OSError as error:
+        raise PrivetError(f"The folder {folder} cannot be locked: {error.strerror}.") from None

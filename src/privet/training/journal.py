@@ -15,7 +15,8 @@ from privet.privacy import Event, Ledger
 from privet.training.checkpoint import digest
 
 FILE = "released.txt"
-_LINE = re.compile(r"begun \d+ .+|released [0-9a-f]{64} .+")
+_LINE = re.compile(r"event [0-9a-f]{64} .+|released [0-9a-f]{64} .+|begun \d+ .+")
+"""`begun` and the number of the event is what version 0.1 wrote instead of `event` and the ledger's head after it."""
 
 
 class Journal:
@@ -26,8 +27,9 @@ class Journal:
     again, and one that differs in a single bit (another version of a library, another number of threads) is.
 
     Formal guarantees: the ledger holds one event for each distinct release whose use began; both are on the disk before it
-    begins. A step that was recorded, and killed before its release was noted, was never used: its event stands for the
-    first release that is.
+    begins. For each event the journal holds the ledger's head after it. A journal that knows a release whose event is not in
+    the ledger is refused, whatever was cut or put back. A step that was recorded, and killed before its release was noted,
+    was never used: its event stands for the first release that is.
     """
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
@@ -45,8 +47,7 @@ class Journal:
         if found in self._known.get(name, ()):
             return
         if name not in self._unused:
-            line = len(self._ledger) + 1
-            self._write(f"begun {line} {name}")
+            self._write(f"event {self._ledger.head_after(event)} {name}")
             self._ledger.record(event)
         self._write(f"released {found} {name}", durable=True)
         self._unused.discard(name)
@@ -65,17 +66,24 @@ class Journal:
         if len(whole) < len(content):
             with path.open("r+b") as file:
                 file.truncate(len(whole))  # a line that was being written when the process died
-        begun: dict[int, str] = {}
-        for entry in whole.decode("ascii", "replace").splitlines():
-            if not _LINE.fullmatch(entry):
-                raise PrivetError(f"{path} is damaged: it says {entry!r}. Start anew in another folder.")
-            kind, fact, name = entry.split(" ", 2)
-            if kind == "released":
+        entries = [_split(path, line) for line in whole.decode("ascii", "replace").splitlines()]
+        heads = self._ledger.holds(fact for kind, fact, _ in entries if kind == "event")
+        # Two steps that expect the same head: the first did not reach the ledger, or the second would expect another.
+        owner = {fact: place for place, (kind, fact, _) in enumerate(entries) if kind != "released"}
+        paid: dict[str, bool] = {}
+        """Of each step whose newest event has no release yet, whether that event is in the ledger."""
+        for place, (kind, fact, name) in enumerate(entries):
+            if kind != "released":
+                there = fact in heads if kind == "event" else int(fact) <= len(self._ledger)
+                paid[name] = paid.get(name, False) or (there and owner[fact] == place)
+            elif paid.pop(name, False):
                 self._known.setdefault(name, set()).add(fact)
-                begun = {line: other for line, other in begun.items() if other != name}
             else:
-                begun[int(fact)] = name  # the same line again: the first time it did not reach the ledger
-        self._unused = {name for line, name in begun.items() if line <= len(self._ledger)}
+                raise PrivetError(
+                    f"{path} knows a release of {name} whose event is not in the ledger: lines were removed from the ledger, or "
+                    f"an older copy was put back. Put back the newest ledger, or start anew in another folder."
+                )
+        self._unused = {name for name, there in paid.items() if there}
 
     def _write(self, line: str, *, durable: bool = False) -> None:
         try:
@@ -88,3 +96,10 @@ class Journal:
             with suppress(OSError):
                 self._file.close()
             raise PrivetError(f"{self._file.name} cannot be written: {error.strerror}. Make room and resume.") from None
+
+
+def _split(path: Path, line: str) -> tuple[str, str, str]:
+    if not _LINE.fullmatch(line):
+        raise PrivetError(f"{path} is damaged: it says {line!r}. Start anew in another folder.")
+    kind, fact, name = line.split(" ", 2)
+    return kind, fact, name
