@@ -48,7 +48,7 @@ def _way(
 
 
 OUTPUT = "as_json"
-RECORDS = "data schema"
+RECORDS = "data schema no_header public_size hold_out unprotected_test"
 
 # --- train ----------------------------------------------------------------------------------------------------------
 
