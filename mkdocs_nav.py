@@ -8,6 +8,7 @@ PAGES = {
     "Data": "data.md",
     "Training": "training.md",
     "What is checked": "what-is-checked.md",
+    "Users": "users.md",
     "Accounting": "accounting.md",
     "Recipes": "recipes.md",
     "Results": "results.md",
