@@ -146,6 +146,7 @@ class Accountant(ABC):
             sampling=event.sampling,
             accountant=self.name,
             guarantee=weakest((event.guarantee, self.basis)),
+            event=event,
         )
 
     def _checked(self, event: Event, relation: Relation) -> Tally:
