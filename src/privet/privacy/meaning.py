@@ -26,9 +26,10 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 GROUP_SIZES = (2, 4)
 STATEMENT_ALONE = "the (epsilon, delta) statement alone"
+GENERAL = "the curve for one, by the general theorem for groups"
 
-# A test with a false positive rate of 1e-6 or more, or a false negative rate of that size, is bounded by epsilons up to 14.
-_EPSILONS = np.unique(np.concatenate(([0.0], np.geomspace(1e-4, 1.0, 60), np.arange(1, 321) / 20)))
+EPSILONS = np.unique(np.concatenate(([0.0], np.geomspace(1e-4, 1.0, 60), np.arange(1, 321) / 20)))
+"""Where the profile is computed. A test with error rates of 1e-6 or more is bounded by epsilons up to 14."""
 _GROUP_EPSILONS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0)
 
 
@@ -38,13 +39,15 @@ class Group:
 
     Attributes:
         size: how many records.
-        epsilon: an upper bound, at the delta of the statement for one record.
+        epsilon: an upper bound, at `delta`.
+        delta: that of the statement for one record; a larger one where nothing follows at that.
         curve: the trade-off curve of a test for all of them.
         source: how it was computed.
     """
 
     size: int
     epsilon: float
+    delta: float
     curve: TradeOff
     source: str
 
@@ -115,14 +118,18 @@ class Meaning:
 
     def group(self, size: int) -> Group:
         """The statement for `size` records at once: computed from the run where that is possible, or by a general theorem."""
+        epsilon, delta = self.spent.epsilon, self.spent.delta
         general = self.curve.group(size)
-        found = Group(size, general.epsilon(self.spent.delta), general, "a general theorem for groups")
         event = self._event
-        curve = None if event is None else _group_profile(event, size, self.spent.relation, self.spent.delta)
-        if curve is None:
-            return found
-        own = curve.merged(general)
-        return Group(size, own.epsilon(self.spent.delta), own, f"the run, recomputed for {size} {self.spent.unit}s")
+        own = None if event is None else _group_profile(event, size, self.spent.relation, delta)
+        if own is not None:
+            curve = own.merged(general)
+            source = f"the run itself, for {size} {self.spent.unit}s at once"
+            return Group(size, curve.epsilon(delta), delta, curve, source)
+        if general.epsilon(delta) < math.inf:
+            return Group(size, general.epsilon(delta), delta, general, GENERAL)
+        grown = TradeOff([(epsilon, delta)]).group(size)
+        return Group(size, size * epsilon, min(grown.deltas), grown.merged(general), GENERAL)
 
     @property
     def _event(self) -> Event | None:
@@ -139,13 +146,13 @@ class Meaning:
             "true_positive_rates": {f"{rate:g}": self.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES},
             "posteriors": {
                 "failure": self.failure,
-                **{f"{prior:g}": self.posterior(prior) for prior in PRIORS},
+                "from_prior": {f"{prior:g}": self.posterior(prior) for prior in PRIORS},
             },
             "groups": [
                 {
                     "size": group.size,
                     "epsilon": group.epsilon if math.isfinite(group.epsilon) else None,
-                    "delta": self.spent.delta,
+                    "delta": group.delta,
                     "advantage": group.curve.advantage,
                     "computed_from": group.source,
                 }
@@ -179,8 +186,8 @@ def _profile(event: Event, relation: Relation) -> tuple[TradeOff, str] | None:
     accountant = _tightest(event, relation)
     if accountant is None:
         return None
-    deltas = accountant.deltas(event, _EPSILONS, relation)
-    return TradeOff(zip(_EPSILONS.tolist(), deltas.tolist(), strict=True)), accountant.name
+    deltas = accountant.deltas(event, EPSILONS, relation)
+    return TradeOff(zip(EPSILONS.tolist(), deltas.tolist(), strict=True)), accountant.name
 
 
 def _tightest(event: Event, relation: Relation) -> Accountant | None:

@@ -44,7 +44,9 @@ class TradeOff:
         best: dict[float, float] = {}
         for epsilon, delta in statements:
             if not epsilon >= 0 or not 0 <= delta <= 1:
-                raise InputError(f"A statement needs an epsilon of at least 0 and a delta in [0, 1], not {epsilon}, {delta}.")
+                raise InputError(
+                    f"A statement needs an epsilon of at least 0 and a delta in [0, 1], not {epsilon}, {delta}."
+                )
             if epsilon < math.inf:
                 best[float(epsilon)] = min(float(delta), best.get(float(epsilon), 1.0))
         if not best:
@@ -67,7 +69,9 @@ class TradeOff:
             raise InputError("A false positive rate is a number from 0 to 1.")
         epsilon, delta = np.array(self.epsilons), np.array(self.deltas)
         with np.errstate(divide="ignore", over="ignore"):
-            grown = np.exp(np.minimum(epsilon + np.log(alpha)[:, None], 1.0))  # e^epsilon alpha; above 1 it says nothing
+            grown = np.exp(
+                np.minimum(epsilon + np.log(alpha)[:, None], 1.0)
+            )  # e^epsilon alpha; above 1 it says nothing
         steep = 1 - delta - grown
         flat = np.exp(-epsilon) * (1 - delta - alpha[:, None])
         return np.asarray(np.maximum(0.0, np.maximum(steep, flat).max(axis=1)))

@@ -82,9 +82,7 @@ class Accountant(ABC):
             return 1.0
         return min(1.0, _sane(self._delta(events, epsilon, kind)))
 
-    def deltas(
-        self, event: Event, epsilons: npt.ArrayLike, relation: Relation | str = Relation.ADD_REMOVE
-    ) -> Array:
+    def deltas(self, event: Event, epsilons: npt.ArrayLike, relation: Relation | str = Relation.ADD_REMOVE) -> Array:
         """The privacy profile: `delta` at each of `epsilons`, the larger of both directions, in one go.
 
         Args:
