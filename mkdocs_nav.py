@@ -9,6 +9,7 @@ PAGES = {
     "Training": "training.md",
     "What is checked": "what-is-checked.md",
     "Accounting": "accounting.md",
+    "What epsilon means": "what-epsilon-means.md",
     "Recipes": "recipes.md",
     "Results": "results.md",
     "The sources' numbers": "reproduced.md",

@@ -84,7 +84,9 @@ def test_the_sampled_gaussian_by_numerical_integration():
         assert found.true_positive_rate(1 - above) >= stats.norm.cdf(threshold) - 1e-9
     # Nor overstated: against the same construction with both hockey-stick divergences by quadrature.
     grid = np.linspace(0, 6, 121)
-    deltas = np.array([max(_divergence(mixture, stats.norm.pdf, e), _divergence(stats.norm.pdf, mixture, e)) for e in grid])
+    deltas = np.array(
+        [max(_divergence(mixture, stats.norm.pdf, e), _divergence(stats.norm.pdf, mixture, e)) for e in grid]
+    )
     for fpr in (0.001, 0.01, 0.1, 0.5):
         exact = np.min(np.minimum(np.exp(grid) * fpr + deltas, 1 - np.exp(-grid) * (1 - deltas - fpr)))
         assert exact - 1e-3 <= found.true_positive_rate(fpr) <= exact + 1e-3
@@ -114,7 +116,9 @@ def test_a_training_run_against_dp_accounting():
     deltas = np.array([composed.get_delta_for_epsilon(float(e)) for e in grid])
     assert found.advantage == pytest.approx(deltas[0], rel=5e-3)
     for fpr in (1e-4, 1e-3, 0.01, 0.1):
-        theirs = min(1.0, float(np.min(np.minimum(np.exp(grid) * fpr + deltas, 1 - np.exp(-grid) * (1 - deltas - fpr)))))
+        theirs = min(
+            1.0, float(np.min(np.minimum(np.exp(grid) * fpr + deltas, 1 - np.exp(-grid) * (1 - deltas - fpr))))
+        )
         assert found.true_positive_rate(fpr) == pytest.approx(theirs, rel=5e-3)
 
 
@@ -162,7 +166,7 @@ def test_a_sampled_group_against_dp_accounting(size):
 def test_the_cells_of_a_sampled_group_hold_the_masses_of_their_losses(mu, rate, size):
     pair = SampledGroupPair(mu, rate, size)
     span = pair.span(1e-12)
-    edges = np.linspace(span.low, span.high, 200)
+    edges = np.linspace(span.low - 0.01, span.high, 200)  # a grid starts below the span
     p, q = pair.cells(edges)
     assert p.sum() == pytest.approx(1)
     assert q.sum() == pytest.approx(1)
@@ -181,7 +185,7 @@ def test_the_cells_of_a_sampled_group_hold_the_masses_of_their_losses(mu, rate, 
         (Laplace(6.0), "add-remove", Laplace(2.0)),
         (PureEpsilon(0.2), "add-remove", PureEpsilon(0.6)),
         (GroupedL2((0.1, 0.2)), "add-remove", GroupedL2((0.3, 0.6))),
-        (PoissonSampled(1.0, Gaussian(3.0) + Laplace(6.0)), "add-remove", Gaussian(1.0) + Laplace(2.0)),
+        (PoissonSampled(1.0, Gaussian(3.0) + Gaussian(6.0)), "add-remove", Gaussian(1.0) + Gaussian(2.0)),
     ],
 )
 def test_a_group_without_sampling_has_the_sum_of_its_sensitivities(event, relation, exact):

@@ -69,7 +69,9 @@ def account(
     if run is not None:
         plan = (examples, batch_size, noise, steps, epochs, epsilon, relation)
         if any(value is not None for value in plan):
-            raise InputError(f"{run} says what was done: beside it give --delta, --accountant, --explain, --plot or --json.")
+            raise InputError(
+                f"{run} says what was done: beside it give --delta, --accountant, --explain, --plot or --json."
+            )
         if figure == EPSILONS:
             raise InputError(f"Of a run that was made there is the figure --plot {TRADEOFF}={file}.")
         spent = _recorded(run, delta, accountant)

@@ -29,7 +29,7 @@ def _lead(found: Meaning) -> str:
     said = [
         f"WHAT THIS MEANS. The privacy of one {spent.unit} is measured by two numbers. Epsilon ({round_up(spent.epsilon)} "
         "here) says how strongly the release may depend on it: 0 is not at all. Delta "
-        f"({_one_in(spent.delta)} here) is a small chance that is set aside, with which the limit set by epsilon may fail."
+        f"({_chance(spent.delta)} here) is a small chance that is set aside, with which the limit set by epsilon may fail."
     ]
     if found.vacuous:
         said.append(
@@ -94,7 +94,7 @@ def _believing(found: Meaning) -> str:
     lines = [
         _wrapped(
             f"CHANGING THEIR MIND. How sure the attacker is {what}, before and after they see the release. The "
-            f"limit may fail in {_one_in(found.failure)} releases{_mark(found)}:"
+            f"limit fails with a chance of at most {_chance(found.failure)}{_mark(found)}:"
         ),
         "",
         f"    {'sure before':<20}sure afterwards, at most",
@@ -106,15 +106,18 @@ def _believing(found: Meaning) -> str:
 
 
 def _family(found: Meaning, group: Group) -> str:
-    spent = found.spent
-    epsilon = "no finite epsilon" if math.isinf(group.epsilon) else f"epsilon = {round_up(group.epsilon)}"
+    spent, rate = found.spent, 0.01
+    together = (
+        f"A FAMILY, or one person with several records, is protected less. For {group.size} {spent.unit}s together "
+    )
+    if group.delta >= 1 or math.isinf(group.epsilon):
+        return _wrapped(f"{together}nothing at all is promised.")
     delta = "the same delta" if group.delta == spent.delta else f"delta = {round_up(group.delta)}"
-    rate = 0.01
     return _wrapped(
-        f"A FAMILY, or one person with several records, is protected less. For {group.size} {spent.unit}s together the "
-        f"statement is {epsilon} at {delta}{_mark(found)}, computed from {group.source}. An attacker who wrongly names "
-        f"{_of(rate)} such families finds at most {_of(group.curve.true_positive_rate(rate))}{_mark(found)}; of single "
-        f"{spent.unit}s it was {_of(found.true_positive_rate(rate))}{_mark(found)}."
+        f"{together}the statement is epsilon = {round_up(group.epsilon)} at {delta}{_mark(found)}, computed from "
+        f"{group.source}. An attacker who wrongly names {_of(rate)} such families finds at most "
+        f"{_of(group.curve.true_positive_rate(rate))}{_mark(found)}; of single {spent.unit}s it was "
+        f"{_of(found.true_positive_rate(rate))}{_mark(found)}."
     )
 
 
@@ -173,8 +176,11 @@ def _percent(share: float, *, up: bool = False) -> str:
     return f"{percent:.1f}".removesuffix(".0") + " %"
 
 
-def _one_in(probability: float) -> str:
-    return f"1 of {math.floor(1 / probability * (1 + 1e-12)):,}" if probability > 0 else "0"
+def _chance(probability: float) -> str:
+    """A small probability as one in so many; a larger one as a percentage."""
+    if probability > 0.1 or probability <= 0:
+        return _percent(probability)
+    return f"1 in {math.floor(1 / probability * (1 + 1e-12)):,}" if probability > 1e-12 else f"{probability:.3g}"
 
 
 def _wrapped(text: str) -> str:

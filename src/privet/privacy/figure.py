@@ -13,6 +13,7 @@ from privet.errors import InputError
 from privet.privacy.accountants import accountant_named
 from privet.privacy.accountants.composition import Strong
 from privet.privacy.events import Gaussian, PoissonSampled
+from privet.privacy.guarantees import Proved
 from privet.privacy.relations import Relation
 from privet.privacy.spent import Spent, round_up
 from privet.privacy.tradeoff import TradeOff
@@ -110,7 +111,7 @@ def save_tradeoff(path: str | Path, spent: Spent) -> None:
     errors, low = figure.subplots(1, 2)
     draw_tradeoff(errors, spent)
     draw_low_rates(low, spent)
-    mark = "vacuous" if spent.vacuous else type(spent.guarantee).__name__.lower()
+    mark = type(spent.guarantee).__name__.lower() + (", vacuous" if spent.vacuous else "")
     said = f"epsilon = {round_up(spent.epsilon)} at delta = {spent.delta:g}, {spent.relation.describe(spent.unit)}"
     figure.suptitle(f"What the best test can tell about one {spent.unit} ({said}; {mark})", fontsize=11)
     handles, labels = errors.get_legend_handles_labels()
@@ -125,8 +126,8 @@ def draw_tradeoff(axes: Axes, spent: Spent) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
-    axes.set_xlabel("false positive rate: wrongly named, of those who are not in")
-    axes.set_ylabel("false negative rate: missed, of those who are in")
+    axes.set_xlabel("false positive rate: others who are wrongly named")
+    axes.set_ylabel("false negative rate: people who are missed")
     axes.set_title("Both errors of the best test", fontsize=10)
 
 
@@ -138,15 +139,23 @@ def draw_low_rates(axes: Axes, spent: Spent) -> None:
     axes.set_yscale("log")
     axes.set_xlim(1e-5, 1)
     axes.set_ylim(1e-5, 1.3)
-    axes.set_xlabel("false positive rate (log)")
-    axes.set_ylabel("true positive rate: found, of those who are in (log)")
+    axes.set_xlabel("false positive rate: others who are wrongly named (log)")
+    axes.set_ylabel("true positive rate: people who are found (log)")
     axes.set_title("When the attacker must be nearly sure", fontsize=10)
 
 
 def _curves(axes: Axes, spent: Spent, x: Any, rates: Any, height: Any, *, missed: bool) -> None:
     found = spent.meaning
     own = height(found.curve)
-    axes.fill_between(x, own, 0.0 if missed else 2.0, color="#1b5e8c", alpha=0.10, linewidth=0, label="no test gets here")
+    axes.fill_between(
+        x,
+        own,
+        0.0 if missed else 2.0,
+        color="#1b5e8c",
+        alpha=0.10,
+        linewidth=0,
+        label=f"no test gets here{_mark(spent)}",
+    )
     axes.plot(x, 1 - rates if missed else rates, color="#5d5a53", linestyle="--", linewidth=1, label="guessing blindly")
     envelope = height(TradeOff([(spent.epsilon, spent.delta)]))
     name = f"from epsilon = {round_up(spent.epsilon)} and delta = {spent.delta:g} alone"
@@ -157,9 +166,13 @@ def _curves(axes: Axes, spent: Spent, x: Any, rates: Any, height: Any, *, missed
         drawn = 1 - gaussian if missed else gaussian
         label = f"to compare, no bound: a Gaussian of mu = {mu:.3g}"
         axes.plot(x, drawn, color="#7d5200", linestyle=":", linewidth=1.6, label=label)
-    label = f"the best test (advantage {math.ceil(1000 * found.advantage) / 1000:.3f})"
+    label = f"the best test{_mark(spent)} (advantage {math.ceil(1000 * found.advantage) / 1000:.3f})"
     axes.plot(x, own, color="#1b5e8c", linewidth=2.2, label=label)
     axes.grid(visible=True, alpha=0.2)
+
+
+def _mark(spent: Spent) -> str:
+    return "" if isinstance(spent.guarantee, Proved) else f" ({type(spent.guarantee).__name__.lower()})"
 
 
 def _checked(path: str | Path) -> Path:
