@@ -199,7 +199,7 @@ UNSAMPLED = ("account", "--examples", "100", "--batch-size", "100", "--delta", "
 
 def test_account_explains_itself():
     page = privet(*UNSAMPLED, "--noise", "4", "--explain")
-    assert page.output.startswith("noise multiplier 4, 4 steps of 100 of 100 records on average: epsilon = 1.99 at")
+    assert page.output.startswith("noise multiplier 4, 4 steps of 100 of 100 records on average: epsilon = 2 at")
     for part in ("THE ATTACKER", "FINDING PEOPLE", "CHANGING THEIR MIND", "A FAMILY", "WHAT IT DOES NOT PROMISE"):
         assert part in page.output
     assert "vacuous" not in page.output.lower()
@@ -230,20 +230,20 @@ def test_account_explains_a_ledger_that_was_written(tmp_path):
 
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.record(Gaussian(2.0))
-    page = privet("account", tmp_path / "ledger.jsonl", "--delta", "1e-5", "--explain")
+    page = privet("account", str(tmp_path / "ledger.jsonl"), "--delta", "1e-5", "--explain")
     assert page.output.startswith(f"{ledger.spent(1e-5)}\n\nWHAT THIS MEANS")
-    said = json.loads(privet("account", tmp_path / "ledger.jsonl", "--delta", "1e-5", "--json").stdout)
+    said = json.loads(privet("account", str(tmp_path / "ledger.jsonl"), "--delta", "1e-5", "--json").stdout)
     assert said["meaning"]["mu"] == 0.5
     for wrong, message in {
         ("--explain",): "has no delta of its own: give --delta",
         ("--delta", "1e-5", "--noise", "3"): "says what was done",
         ("--delta", "1e-5", "--plot", "a.svg"): "--plot tradeoff=a.svg",
     }.items():
-        refused = privet("account", tmp_path / "ledger.jsonl", *wrong)
+        refused = privet("account", str(tmp_path / "ledger.jsonl"), *wrong)
         assert refused.exit_code == 2
         assert message in refused.stderr
     assert "Give --examples and --delta" in privet("account", "--noise", "3").stderr
-    assert privet("account", tmp_path / "nothing", "--delta", "1e-5").exit_code == 2
+    assert privet("account", str(tmp_path / "nothing"), "--delta", "1e-5").exit_code == 2
 
 
 def test_account_warns_of_a_delta_of_one_over_the_records_and_says_what_is_impossible():

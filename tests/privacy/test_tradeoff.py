@@ -10,7 +10,7 @@ from scipy import integrate, stats
 
 from privet.errors import InputError
 from privet.privacy.accountants.gdp import gdp_delta, gdp_epsilon
-from privet.privacy.meaning import EPSILONS
+from privet.privacy.meaning import epsilons_to
 from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES, TradeOff
 
 RATES = (0.0, 1e-5, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0)
@@ -18,7 +18,7 @@ statements = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1)), min_size=1, 
 
 
 def gaussian(mu: float) -> TradeOff:
-    return TradeOff([(epsilon, gdp_delta(mu, epsilon)) for epsilon in EPSILONS.tolist()])
+    return TradeOff([(e, gdp_delta(mu, e)) for e in epsilons_to(gdp_epsilon(mu, 1e-10)).tolist()])
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 1e-5), (3.0, 1e-2), (8.0, 0.0)])

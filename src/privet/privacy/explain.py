@@ -35,7 +35,8 @@ def _lead(found: Meaning) -> str:
         said.append(
             "THIS STATEMENT IS VACUOUS: it promises nothing in practice. It allows an attack that finds "
             f"{_of(found.true_positive_rate(VACUOUS_FALSE_POSITIVES), 100_000)} people who are in the data while it wrongly "
-            f"names {_of(VACUOUS_FALSE_POSITIVES, 100_000)} who are not{_mark(found)}. Treat the release like the records themselves."
+            f"names {_of(VACUOUS_FALSE_POSITIVES, 100_000)} who are not{_mark(found)}. Treat the release like the records "
+            "themselves."
         )
     match spent.guarantee:
         case Assumed(assumptions=assumptions):

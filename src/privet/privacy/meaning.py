@@ -15,9 +15,9 @@ from privet.privacy.events import Event, GroupedL2, NotPrivate, tally
 from privet.privacy.group import group_pairs
 from privet.privacy.guarantees import Claimed, guarantee_to_dict
 from privet.privacy.pld.dominating import NoPairError, UnboundedError
-from privet.privacy.pld.engine import delta_of, epsilon_of
+from privet.privacy.pld.engine import deltas_of, epsilon_of
 from privet.privacy.relations import Relation
-from privet.privacy.tradeoff import TradeOff
+from privet.privacy.tradeoff import Array, TradeOff
 
 if TYPE_CHECKING:
     from privet.privacy.spent import Spent
@@ -28,9 +28,12 @@ GROUP_SIZES = (2, 4)
 STATEMENT_ALONE = "the (epsilon, delta) statement alone"
 GENERAL = "the curve for one, by the general theorem for groups"
 
-EPSILONS = np.unique(np.concatenate(([0.0], np.geomspace(1e-4, 1.0, 60), np.arange(1, 321) / 20)))
-"""Where the profile is computed. A test with error rates of 1e-6 or more is bounded by epsilons up to 14."""
-_GROUP_EPSILONS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0)
+POINTS = 300
+"""At how many epsilons the profile is computed."""
+LARGEST_EPSILON = 16.0
+"""Larger ones do not bound a test whose error rates are 1e-6 or more."""
+NEGLIGIBLE = 1e-10
+"""Nor do those at which delta is below this."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ def meaning_of(spent: Spent) -> Meaning:
     stated = TradeOff([(spent.epsilon, spent.delta)])
     profile = None
     if spent.event is not None and not isinstance(spent.guarantee, Claimed):
-        profile = _profile(spent.event, spent.relation)
+        profile = _profile(spent.event, spent.relation, min(NEGLIGIBLE, spent.delta))
     if profile is None:
         return Meaning(spent, stated, STATEMENT_ALONE)
     curve, name = profile
@@ -181,13 +184,19 @@ def is_vacuous(spent: Spent) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _profile(event: Event, relation: Relation) -> tuple[TradeOff, str] | None:
-    """The whole privacy profile of an event, by the accountant that is tightest for it; None where none bounds it."""
+def _profile(event: Event, relation: Relation, least: float) -> tuple[TradeOff, str] | None:
+    """The privacy profile of an event down to a delta of `least`, by the accountant that is tightest for it, if one is."""
     accountant = _tightest(event, relation)
     if accountant is None:
         return None
-    deltas = accountant.deltas(event, EPSILONS, relation)
-    return TradeOff(zip(EPSILONS.tolist(), deltas.tolist(), strict=True)), accountant.name
+    epsilons = epsilons_to(accountant.epsilon(event, least, relation))
+    deltas = accountant.deltas(event, epsilons, relation)
+    return TradeOff(zip(epsilons.tolist(), deltas.tolist(), strict=True)), accountant.name
+
+
+def epsilons_to(largest: float) -> Array:
+    """Where a profile is computed whose deltas matter up to an epsilon of `largest`: closer together where it is steep."""
+    return np.asarray(min(largest, LARGEST_EPSILON) * np.linspace(0.0, 1.0, POINTS) ** 2)
 
 
 def _tightest(event: Event, relation: Relation) -> Accountant | None:
@@ -201,8 +210,10 @@ def _group_profile(event: Event, size: int, relation: Relation, delta: float) ->
         pairs = tuple(group_pairs(event, size, relation))
     except (NoPairError, UnboundedError):
         return None
-    found = [(epsilon, delta_of(pairs, epsilon)) for epsilon in _GROUP_EPSILONS]
-    return TradeOff([*found, (epsilon_of(pairs, delta).epsilon, delta)])
+    largest = epsilon_of(pairs, delta)
+    epsilons = epsilons_to(largest)
+    deltas = np.maximum(*deltas_of(pairs, epsilons))
+    return TradeOff([(largest, delta), *zip(epsilons.tolist(), deltas.tolist(), strict=True)])
 
 
 def _rho(leaf: Event, relation: Relation) -> float | None:

@@ -61,13 +61,13 @@ def meaning(record: RunRecord, spent: Spent) -> str:
         return f"Nothing limits what the {what} may reveal about a {spent.unit}."
     found = spent.meaning
     if shown.vacuous:
-        lead = {
+        nothing = {
             "claimed": "Even if the claim held, it would promise",
             "assumed": "Even if its assumptions hold, it promises",
         }
         few = VACUOUS_FALSE_POSITIVES
         return (
-            f"{lead.get(shown.kind, 'It promises')} nothing in practice: it allows an attacker who has the {what}, and who "
+            f"{nothing.get(shown.kind, 'It promises')} nothing in practice: it allows an attacker who has the {what}, and who "
             f"wrongly names {words.odds(few)} of those whose {spent.unit} was not used, to find up to "
             f"{words.share_at_most(found.true_positive_rate(few))} of those whose {spent.unit} was. "
             f"Treat the {what} like the records themselves."
