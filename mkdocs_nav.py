@@ -10,6 +10,7 @@ PAGES = {
     "What is checked": "what-is-checked.md",
     "Users": "users.md",
     "Accounting": "accounting.md",
+    "What epsilon means": "what-epsilon-means.md",
     "Recipes": "recipes.md",
     "Results": "results.md",
     "The sources' numbers": "reproduced.md",

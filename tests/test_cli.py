@@ -178,7 +178,11 @@ def test_account_answers_with_one_sentence():
 def test_account_for_a_program():
     page = privet(*ACCOUNT, "--epsilon", "3", "--steps", "1500", "--relation", "replace-one", "--json")
     said = json.loads(page.stdout)
-    assert list(said) == ["epsilon", "delta", "noise_multiplier", "steps", "accountant", "relation", "guarantee"]
+    plan = ["epsilon", "delta", "noise_multiplier", "steps", "accountant", "relation", "guarantee"]
+    assert list(said) == [*plan, "vacuous", "meaning"]
+    assert said["vacuous"] is False
+    assert said["meaning"]["guarantee"] == "proved"
+    assert 0 < said["meaning"]["advantage"] < 1
     assert 2.997 <= said["epsilon"] <= 3
     assert said["relation"] == "replace-one"
 
@@ -188,6 +192,58 @@ def test_account_draws_a_figure(tmp_path):
     assert page.exit_code == 0
     assert f"The figure: {tmp_path / 'figure.svg'}" in page.output
     assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+UNSAMPLED = ("account", "--examples", "100", "--batch-size", "100", "--delta", "1e-5", "--steps", "4")
+
+
+def test_account_explains_itself():
+    page = privet(*UNSAMPLED, "--noise", "4", "--explain")
+    assert page.output.startswith("noise multiplier 4, 4 steps of 100 of 100 records on average: epsilon = 2 at")
+    for part in ("THE ATTACKER", "FINDING PEOPLE", "CHANGING THEIR MIND", "A FAMILY", "WHAT IT DOES NOT PROMISE"):
+        assert part in page.output
+    assert "vacuous" not in page.output.lower()
+    said = json.loads(privet(*UNSAMPLED, "--noise", "4", "--explain", "--json").stdout)
+    assert said["explanation"] in page.output
+
+
+def test_account_marks_a_budget_that_promises_nothing():
+    page = privet(*UNSAMPLED, "--noise", "0.0258", "--explain")
+    assert "proved, but vacuous: it promises nothing in practice" in page.output
+    assert "THIS STATEMENT IS VACUOUS" in page.output
+    assert json.loads(privet(*UNSAMPLED, "--noise", "0.0258", "--json").stdout)["vacuous"] is True
+
+
+@pytest.mark.parametrize("plot", ["tradeoff", "tradeoff=curve.svg", "epsilons=steps.svg"])
+def test_account_draws_the_figure_that_is_named(tmp_path, monkeypatch, plot):
+    monkeypatch.chdir(tmp_path)
+    file = plot.partition("=")[2] or "tradeoff.png"
+    page = privet(*UNSAMPLED, "--noise", "4", "--plot", plot)
+    assert page.output.endswith(f"The figure: {file}\n")
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    if file.endswith("svg"):
+        assert ("false negative rate" in (tmp_path / file).read_text()) == plot.startswith("tradeoff")
+
+
+def test_account_explains_a_ledger_that_was_written(tmp_path):
+    from privet.privacy import Gaussian, Ledger
+
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.record(Gaussian(2.0))
+    page = privet("account", str(tmp_path / "ledger.jsonl"), "--delta", "1e-5", "--explain")
+    assert page.output.startswith(f"{ledger.spent(1e-5)}\n\nWHAT THIS MEANS")
+    said = json.loads(privet("account", str(tmp_path / "ledger.jsonl"), "--delta", "1e-5", "--json").stdout)
+    assert said["meaning"]["mu"] == 0.5
+    for wrong, message in {
+        ("--explain",): "has no delta of its own: give --delta",
+        ("--delta", "1e-5", "--noise", "3"): "says what was done",
+        ("--delta", "1e-5", "--plot", "a.svg"): "--plot tradeoff=a.svg",
+    }.items():
+        refused = privet("account", str(tmp_path / "ledger.jsonl"), *wrong)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+    assert "Give --examples and --delta" in privet("account", "--noise", "3").stderr
+    assert privet("account", str(tmp_path / "nothing"), "--delta", "1e-5").exit_code == 2
 
 
 def test_account_warns_of_a_delta_of_one_over_the_records_and_says_what_is_impossible():

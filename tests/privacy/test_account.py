@@ -6,11 +6,12 @@ import math
 import pytest
 
 from privet.errors import InputError
+from privet.privacy import Gaussian, PureEpsilon, accountant_named
 from privet.privacy.account import account
-from privet.privacy.figure import epsilon_curves, save_epsilons
+from privet.privacy.figure import epsilon_curves, save_epsilons, save_tradeoff
 
 RUN = {"examples": 60_000, "batch_size": 600, "epochs": 15, "delta": 1e-5}
-KEYS = {"epsilon", "delta", "noise_multiplier", "steps", "accountant", "relation", "guarantee"}
+KEYS = {"epsilon", "delta", "noise_multiplier", "steps", "accountant", "relation", "guarantee", "vacuous", "meaning"}
 
 
 def test_the_cost_of_a_run():
@@ -142,3 +143,17 @@ def test_a_figure_that_cannot_be_drawn_gets_a_sentence(tmp_path, file, noise, me
     with pytest.raises(InputError, match=message):
         save_epsilons(tmp_path / file, 0.01, noise, 1e-5, 4)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("event", [Gaussian(2.0), Gaussian(0.01), PureEpsilon(1.0), Gaussian(0.0)])
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_the_trade_off_is_drawn(tmp_path, event, ending):
+    save_tradeoff(tmp_path / f"curve.{ending}", accountant_named("pld").spent(event, 1e-5))
+    drawn = (tmp_path / f"curve.{ending}").read_bytes()
+    assert len(drawn) > 10_000
+    again = tmp_path / f"again.{ending}"
+    save_tradeoff(again, accountant_named("pld").spent(event, 1e-5))
+    if ending == "png":
+        assert again.read_bytes() == drawn
+    with pytest.raises(InputError, match="says no kind of figure"):
+        save_tradeoff(tmp_path / "curve.xyz", accountant_named("pld").spent(event, 1e-5))

@@ -143,6 +143,24 @@ def test_a_claim_is_called_a_claim(record):
     assert metadata(page)["privacy"]["guarantee"] == "claimed"
 
 
+def test_a_budget_that_promises_nothing_is_marked_and_not_called_private(record):
+    huge = Ledger()
+    huge.record(Gaussian(0.0129))
+    page, plain = text(record, huge), card(record, huge)
+    assert "**Proved, but vacuous.** The budget of the trained model is too large to protect anybody:" in page
+    assert "is differentially private" not in page
+    assert "# A classifier of digits" in page and "private classifier" not in page
+    assert plain["privacy"]["vacuous"] is True and plain["privacy"]["guarantee"] == "proved"
+    assert metadata(page)["privacy"]["vacuous"] is True
+    assert metadata(page)["tags"] == ["privet"]
+    assert metadata(page)["model-index"][0]["name"] == "A classifier of digits"
+
+
+def test_what_is_protected_is_tagged_as_private(record, ledger):
+    assert metadata(text(record, ledger))["tags"] == ["differential-privacy", "privet"]
+    assert metadata(text(record, ledger))["privacy"]["vacuous"] is False
+
+
 def test_other_runs_beside_are_found_by_their_records_and_counted(finished_run, record, ledger, tmp_path):
     fingerprint = record.data.fingerprint
     for name, steps in {"one": 5, "two": 7}.items():

@@ -26,7 +26,7 @@ def record(finished_run) -> RunRecord:
 
 
 @pytest.mark.parametrize("place", WAYS)
-@pytest.mark.parametrize("kind", ["proved", "assumed", "claimed", "open"])
+@pytest.mark.parametrize("kind", ["proved", "assumed", "claimed", "open", "vacuous"])
 def test_every_place_can_be_drawn_and_told(place, kind):
     way = WAYS[place]
     root = ET.fromstring(draw_way(way, kind).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))

@@ -5,7 +5,6 @@ import itertools
 import re
 import subprocess
 import sys
-from decimal import Decimal
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -14,8 +13,8 @@ from typer.testing import CliRunner
 
 from privet.cli import app
 from privet.errors import InputError, PrivetError
-from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled
-from privet.report import RunRecord, render, write_page
+from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled, PureEpsilon
+from privet.report import RunRecord, render, words, write_page
 from privet.report.others import together
 from privet.report.statement import meaning
 
@@ -146,11 +145,43 @@ def test_an_epsilon_that_promises_nothing_is_said_to_do_so(record):
     huge = Gaussian(0.01)
     page = render(record, with_event(huge.under(Claimed("the paper", "nothing enforces its bound"))))
     assert "Even if the claim held, it would promise nothing in practice" in page
+    assert "Claimed, not proved, and vacuous" in page
+    assert "only claimed to be differentially private, and the claim promises nothing:" in page
     spent = with_event(huge).spent(record.delta)
-    digits = len(str(int(Decimal(spent.epsilon).exp())))
-    assert digits > 2_000 and f"a number of {digits:,} digits" in page
-    assert "factor of at most" not in page
     assert meaning(record, spent).startswith("It promises nothing in practice")
+    assert "wrongly names 1 in 100,000 of those" in meaning(record, spent)
+    assert "to find up to 100\N{NO-BREAK SPACE}% of those" in meaning(record, spent)
+
+
+@pytest.mark.parametrize("event", [Gaussian(0.0129), PureEpsilon(2999.0)])
+def test_a_proved_budget_that_promises_nothing_is_neither_green_nor_called_private(record, event):
+    """An epsilon of 2999 was once a green "Proved ... is differentially private"."""
+    page = render(record, with_event(event))
+    outline = Outline(page)
+    assert '<section class="statement vacuous"' in page
+    assert '<section class="statement proved"' not in page
+    assert "∅</span>Proved, but vacuous" in page
+    assert "is differentially private" not in page
+    assert "The budget of the trained model is too large to protect anybody:" in page
+    assert "proved, but vacuous: it promises nothing in practice" in page
+    assert "A private classifier" not in page and "<h1>A classifier of digits</h1>" in page
+    assert "protected in name only" in page and "protected: may leave" not in page
+    assert outline
+
+
+@pytest.mark.parametrize(
+    ("event", "title"),
+    [(STEP, "A private classifier of digits"), (STEP.under(Claimed("a paper", "it leaks")), "A classifier of digits")],
+)
+def test_only_what_is_protected_is_called_private_in_its_title(record, event, title):
+    assert f"<h1>{title}</h1>" in render(record, with_event(event))
+
+
+def test_the_limit_of_the_attack_is_the_run_s_own_curve(record, ledger):
+    spent = record.spent(ledger)
+    own, alone = spent.meaning.true_positive_rate(0.01), dataclasses.replace(spent, event=None).meaning
+    assert own < alone.true_positive_rate(0.01)
+    assert words.share_at_most(own) in render(record, ledger)
 
 
 def test_assumptions_are_spelled_out(record):

@@ -56,6 +56,17 @@ def test_the_three_standings_differ_in_kind_title_and_mark():
     assert shown[2].explanation == "Claimed by a paper, but it leaks."
 
 
+@pytest.mark.parametrize("guarantee", [Proved(), Assumed("labels are public"), Claimed("a paper", "it leaks")])
+def test_a_vacuous_standing_keeps_its_kind_and_protects_nothing(guarantee):
+    plain, vacuous = words.standing(guarantee), words.standing(guarantee, vacuous=True)
+    assert vacuous.kind == plain.kind
+    assert vacuous.title.startswith(plain.title) and vacuous.title.endswith("vacuous")
+    assert vacuous.explanation.startswith(plain.explanation)
+    assert not vacuous.protects
+    assert plain.protects == (plain.kind != "claimed")
+    assert vacuous.look == ("claimed" if plain.kind == "claimed" else "vacuous")
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

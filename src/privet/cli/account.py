@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from privet.cli.program import AsJson, app
+from privet.errors import InputError
+
+if TYPE_CHECKING:
+    from privet.privacy import Spent
 
 
 class RelationName(StrEnum):
@@ -21,53 +25,126 @@ class RelationName(StrEnum):
 
 # For tab completion only: the accountants themselves take a second to import, too long for a key press.
 ACCOUNTANTS = ("pld", "rdp", "moments", "strong", "strong-published", "optimal", "basic", "gdp", "pld-reference")
+EPSILONS, TRADEOFF = "epsilons", "tradeoff"
 
-EXAMPLE = "Example:  privet account --examples 60000 --batch-size 600 --noise 1.1 --epochs 15 --delta 1e-5"
+EXAMPLE = "Example:  privet account --examples 60000 --batch-size 600 --noise 1.1 --epochs 15 --delta 1e-5 --explain"
 
 
 @app.command("account", epilog=EXAMPLE)
 def account(
-    examples: Annotated[int, typer.Option(help="How many records there are.")],
-    delta: Annotated[float, typer.Option(help="The delta of the statement.")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="A run folder or a ledger file, instead of a plan.", show_default=False),
+    ] = None,
+    examples: Annotated[int | None, typer.Option(help="How many records there are.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The delta of the statement; a run folder has its own.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="How many records a step samples on average.")] = None,
     noise: Annotated[float | None, typer.Option(help="The noise multiplier: noise over clipping norm.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps; or give --epochs.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; or give --steps.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="A budget, for what is left out.")] = None,
     accountant: Annotated[
-        str, typer.Option(help=f"Whose theorem: {', '.join(ACCOUNTANTS)}.", autocompletion=lambda: ACCOUNTANTS)
-    ] = "pld",
-    relation: Annotated[RelationName, typer.Option(help="Which data sets are neighbours.")] = RelationName.add_remove,
+        str | None,
+        typer.Option(help=f"Whose theorem: {', '.join(ACCOUNTANTS)}.", autocompletion=lambda: ACCOUNTANTS),
+    ] = None,
+    relation: Annotated[RelationName | None, typer.Option(help="Which data sets are neighbors.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say in plain words what the statement means.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw epsilon against steps under every accountant into this file (.svg, .png or .pdf)."),
+        str | None,
+        typer.Option(
+            metavar="[FIGURE=]FILE",
+            help="Draw into this file (.svg, .png or .pdf). FIGURE is epsilons (against steps, under every accountant) or "
+            "tradeoff (what the best attack can reach).",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run of Poisson-sampled Gaussian steps costs.
+    """What a run of Poisson-sampled Gaussian steps costs, and what that means.
 
     Of --batch-size, --noise, --steps (or --epochs) and --epsilon, leave out one: it is computed from the others. Without
     --epsilon that is the cost of the run; with it, the least noise, the most steps or the largest batch that it allows.
+    For a run that was made already, give its folder or its ledger instead.
     """
-    from privet.privacy.account import account as answer
+    figure, file = _figure(plot)
+    if run is not None:
+        plan = (examples, batch_size, noise, steps, epochs, epsilon, relation)
+        if any(value is not None for value in plan):
+            raise InputError(
+                f"{run} says what was done: beside it give --delta, --accountant, --explain, --plot or --json."
+            )
+        if figure == EPSILONS:
+            raise InputError(f"Of a run that was made there is the figure --plot {TRADEOFF}={file}.")
+        spent = _recorded(run, delta, accountant)
+        sentence, facts = str(spent), spent.to_dict()
+        if as_json:
+            facts["meaning"] = spent.meaning.to_dict()
+    else:
+        from privet.privacy.account import account as answer
 
-    found = answer(
-        examples=examples,
-        batch_size=batch_size,
-        delta=delta,
-        noise_multiplier=noise,
-        epsilon=epsilon,
-        steps=steps,
-        epochs=epochs,
-        accountant=accountant,
-        relation=relation.value,
-    )
-    for warning in found.warnings:
-        typer.echo(f"privet: {warning}", err=True)
-    if plot is not None:
-        from privet.privacy.figure import save_epsilons
+        if examples is None or delta is None:
+            raise InputError("Give --examples and --delta; or the folder of a run: privet account runs/a.")
+        kind = (relation or RelationName.add_remove).value
+        found = answer(
+            examples=examples,
+            batch_size=batch_size,
+            delta=delta,
+            noise_multiplier=noise,
+            epsilon=epsilon,
+            steps=steps,
+            epochs=epochs,
+            accountant=accountant or "pld",
+            relation=kind,
+        )
+        for warning in found.warnings:
+            typer.echo(f"privet: {warning}", err=True)
+        if figure == EPSILONS:
+            from privet.privacy.figure import save_epsilons
 
-        save_epsilons(plot, found.rate, found.noise_multiplier, delta, found.steps, relation=relation.value)
-    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))
-    if plot is not None and not as_json:
-        typer.echo(f"The figure: {plot}")
+            save_epsilons(file, found.rate, found.noise_multiplier, delta, found.steps, relation=kind)
+        spent, sentence = found.spent, str(found)
+        facts = found.to_dict() if as_json else {}
+    if figure == TRADEOFF:
+        from privet.privacy.figure import save_tradeoff
+
+        save_tradeoff(file, spent)
+    _say(spent, sentence, facts, explained=explain, as_json=as_json)
+    if figure and not as_json:
+        typer.echo(f"The figure: {file}")
+
+
+def _say(spent: Spent, sentence: str, facts: dict[str, object], *, explained: bool, as_json: bool) -> None:
+    from privet.privacy.explain import explain
+
+    if as_json:
+        typer.echo(json.dumps(facts | ({"explanation": explain(spent)} if explained else {}), indent=1))
+        return
+    typer.echo(sentence)
+    if explained:
+        typer.echo(f"\n{explain(spent)}")
+
+
+def _figure(plot: str | None) -> tuple[str, Path]:
+    """Which figure, and the file it goes to; a figure's name alone is a file of that name here."""
+    if plot is None:
+        return "", Path()
+    if plot in (EPSILONS, TRADEOFF):
+        return plot, Path(f"{plot}.png")
+    name, equals, file = plot.partition("=")
+    return (name, Path(file)) if equals and name in (EPSILONS, TRADEOFF) else (EPSILONS, Path(plot))
+
+
+def _recorded(run: Path, delta: float | None, accountant: str | None) -> Spent:
+    """The statement of a run folder, or of a ledger file alone."""
+    from privet.privacy import Ledger
+
+    if run.is_dir():
+        from privet.report import RunRecord
+
+        record = RunRecord.read(run)
+        ledger = record.open_ledger(run)
+        if accountant is None and delta in (None, record.delta):
+            return record.spent(ledger)
+        return ledger.spent(delta or record.delta, accountant or "pld")
+    if delta is None:
+        raise InputError(f"{run} is a ledger, which has no delta of its own: give --delta.")
+    return Ledger.open(run, read_only=True).spent(delta, accountant or "pld")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Show = Callable[[Sequence["Lane"]], None]
 WIDE = 150
 MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected"}
+VACUOUS_MARKS = {"proved": "∅ proved, vacuous", "assumed": "∅ assumed, vacuous", "claimed": "✗ claimed, vacuous"}
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def _cells(outcome: Outcome) -> list[str]:
     audit, attack, rate = outcome.audit, record.attack, outcome.lowest_rate
     return [
         row.method,
-        MARKS[standing.kind],
+        (MARKS | (VACUOUS_MARKS if standing.vacuous else {}))[standing.kind],
         f"{100 * record.accuracy:.2f} %",
         round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
         f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{', refuted' * audit.refuted}"

@@ -165,6 +165,8 @@ def _pairs(settings: list[str]) -> dict[str, str]:
 
 def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
+    from privet.report.statement import title
+
     ledger = record.open_ledger(out)
     spent, calibrated = record.spent(ledger), record.calibrated(ledger)
     assert record.attack is not None and record.synthetic is not None
@@ -184,7 +186,9 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
         }
         typer.echo(json.dumps(facts, indent=1))
         return
-    typer.echo(f"{record.title}: {record.synthetic.rows:,} examples, made and attacked in {record.seconds:.0f} s")
+    typer.echo(
+        f"{title(record, spent)}: {record.synthetic.rows:,} examples, made and attacked in {record.seconds:.0f} s"
+    )
     typer.echo(str(spent))
     if calibrated is not None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")

@@ -324,6 +324,7 @@ def train_by(
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
     from privet.randomness.streams import SECRET, SEEDED
+    from privet.report.statement import title
 
     mark = SEEDED if record.seeded else SECRET
     ledger = record.open_ledger(out)
@@ -343,7 +344,7 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
         }
         typer.echo(json.dumps(facts, indent=1))
         return
-    typer.echo(f"{record.title}, trained and attacked in {record.seconds:.0f} s")
+    typer.echo(f"{title(record, spent)}, trained and attacked in {record.seconds:.0f} s")
     typer.echo(str(spent))
     if calibrated is not None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")

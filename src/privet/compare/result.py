@@ -40,8 +40,8 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
-        """Whether its statement is more than a claim."""
-        return self.standing is not None and self.standing.kind in ("proved", "assumed")
+        """Whether its statement is more than a claim and promises something."""
+        return self.standing is not None and self.standing.protects
 
     @property
     def interval(self) -> Interval | None:

@@ -69,6 +69,8 @@ class Account:
             "relation": self.spent.relation.value,
             "guarantee": str(self.spent.guarantee),
             **({"batch_size": self.batch_size} if self.left_out == "batch_size" else {}),
+            "vacuous": self.spent.vacuous,
+            "meaning": self.spent.meaning.to_dict(),
         }
 
 

@@ -1,19 +1,26 @@
-"""Epsilon against steps under every accountant: the moments accountant's comparison figure, with what came after it."""
+"""The figures of `privet account`: epsilon against steps under every accountant, and the trade-off curve of a statement."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import ndtr, ndtri
 
 from privet.errors import InputError
 from privet.privacy.accountants import accountant_named
 from privet.privacy.accountants.composition import Strong
 from privet.privacy.events import Gaussian, PoissonSampled
+from privet.privacy.guarantees import Proved
 from privet.privacy.relations import Relation
-from privet.privacy.spent import round_up
+from privet.privacy.spent import Spent, round_up
+from privet.privacy.tradeoff import TradeOff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("basic", "basic composition", {"color": "#c8c8c8", "linestyle": ":"}),
@@ -85,16 +92,98 @@ def save_epsilons(
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> None:
     """Write the figure to a file: SVG, PNG or PDF by its ending."""
-    file = Path(path)
-    if file.suffix.lower() not in ENDINGS:
-        raise InputError(f"The ending of {file} says no kind of figure: use {', '.join(ENDINGS)}.")
+    file = _checked(path)
     if noise_multiplier == 0:
         raise InputError("Without noise every epsilon is infinite: there is nothing to draw.")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.4, 4.4), layout="constrained")
     draw_epsilons(figure.add_subplot(), rate, noise_multiplier, delta, steps, relation=relation)
+    _write(figure, file)
+
+
+def save_tradeoff(path: str | Path, spent: Spent) -> None:
+    """Write the trade-off curve of a statement to a file: both error rates of the best test, and its low rates beside."""
+    file = _checked(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.4, 5.4), layout="constrained")
+    errors, low = figure.subplots(1, 2)
+    draw_tradeoff(errors, spent)
+    draw_low_rates(low, spent)
+    mark = type(spent.guarantee).__name__.lower() + (", vacuous" if spent.vacuous else "")
+    said = f"epsilon = {round_up(spent.epsilon)} at delta = {spent.delta:g}, {spent.relation.describe(spent.unit)}"
+    figure.suptitle(f"What the best test can tell about one {spent.unit} ({said}; {mark})", fontsize=11)
+    handles, labels = errors.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    _write(figure, file)
+
+
+def draw_tradeoff(axes: Axes, spent: Spent) -> None:
+    """False negative against false positive rate; no test gets into the shaded region."""
+    rates = np.linspace(0.0, 1.0, 801)
+    _curves(axes, spent, rates, rates, lambda curve: curve.false_negative_rates(rates), missed=True)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.set_xlabel("false positive rate: others who are wrongly named")
+    axes.set_ylabel("false negative rate: people who are missed")
+    axes.set_title("Both errors of the best test", fontsize=10)
+
+
+def draw_low_rates(axes: Axes, spent: Spent) -> None:
+    """True positive against false positive rate on logarithmic axes, where an attacker is nearly sure."""
+    rates = np.geomspace(1e-5, 1.0, 801)
+    _curves(axes, spent, rates, rates, lambda curve: 1 - curve.false_negative_rates(rates), missed=False)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(1e-5, 1)
+    axes.set_ylim(1e-5, 1.3)
+    axes.set_xlabel("false positive rate: others who are wrongly named (log)")
+    axes.set_ylabel("true positive rate: people who are found (log)")
+    axes.set_title("When the attacker must be nearly sure", fontsize=10)
+
+
+def _curves(axes: Axes, spent: Spent, x: Any, rates: Any, height: Any, *, missed: bool) -> None:
+    found = spent.meaning
+    own = height(found.curve)
+    axes.fill_between(
+        x,
+        own,
+        0.0 if missed else 2.0,
+        color="#1b5e8c",
+        alpha=0.10,
+        linewidth=0,
+        label=f"no test gets here{_mark(spent)}",
+    )
+    axes.plot(x, 1 - rates if missed else rates, color="#5d5a53", linestyle="--", linewidth=1, label="guessing blindly")
+    envelope = height(TradeOff([(spent.epsilon, spent.delta)]))
+    name = f"from epsilon = {round_up(spent.epsilon)} and delta = {spent.delta:g} alone"
+    axes.plot(x, envelope, color="#a8431a", linestyle="-.", linewidth=1.4, label=name)
+    mu = found.mu if found.mu is not None else 2 * float(ndtri((1 + found.advantage) / 2))
+    if found.mu is None and 0 < mu < math.inf:
+        gaussian = ndtr(mu + ndtri(rates))
+        drawn = 1 - gaussian if missed else gaussian
+        label = f"to compare, no bound: a Gaussian of mu = {mu:.3g}"
+        axes.plot(x, drawn, color="#7d5200", linestyle=":", linewidth=1.6, label=label)
+    label = f"the best test{_mark(spent)} (advantage {math.ceil(1000 * found.advantage) / 1000:.3f})"
+    axes.plot(x, own, color="#1b5e8c", linewidth=2.2, label=label)
+    axes.grid(visible=True, alpha=0.2)
+
+
+def _mark(spent: Spent) -> str:
+    return "" if isinstance(spent.guarantee, Proved) else f" ({type(spent.guarantee).__name__.lower()})"
+
+
+def _checked(path: str | Path) -> Path:
+    file = Path(path)
+    if file.suffix.lower() not in ENDINGS:
+        raise InputError(f"The ending of {file} says no kind of figure: use {', '.join(ENDINGS)}.")
+    return file
+
+
+def _write(figure: Figure, file: Path) -> None:
     try:
-        figure.savefig(file, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
     except OSError as error:
         raise InputError(f"The figure {file} cannot be written: {error.strerror}.") from None

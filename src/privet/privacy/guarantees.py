@@ -71,6 +71,17 @@ def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
     return Assumed(*assumptions) if assumptions else Proved()
 
 
+def said_vacuous(guarantee: Guarantee) -> str:
+    """A guarantee in words where the budget is too large to promise anything: what stands behind it is still named."""
+    match guarantee:
+        case Proved():
+            return f"{guarantee}, but vacuous: it promises nothing in practice"
+        case Assumed():
+            return f"{guarantee}, but vacuous: even then it promises nothing in practice"
+        case Claimed():
+            return f"{guarantee}; and vacuous: even if the claim held, it would promise nothing in practice"
+
+
 def guarantee_to_dict(guarantee: Guarantee) -> dict[str, Any]:
     match guarantee:
         case Proved():

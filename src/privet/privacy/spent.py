@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from privet.privacy.guarantees import Guarantee, guarantee_to_dict
+from privet.privacy.events import Event
+from privet.privacy.guarantees import Guarantee, guarantee_to_dict, said_vacuous
 from privet.privacy.relations import Relation
+
+if TYPE_CHECKING:
+    from privet.privacy.meaning import Meaning
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Spent:
         guarantee: what stands behind it.
         conditions: facts that the statement takes as public, for instance the number of records. They say to whom the
             statement speaks; unlike an assumption of the guarantee they do not weaken its proof.
+        event: what was done, from which `meaning` follows; None where only epsilon and delta are known.
     """
 
     epsilon: float
@@ -34,10 +39,27 @@ class Spent:
     accountant: str
     guarantee: Guarantee
     conditions: tuple[str, ...] = ()
+    event: Event | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def meaning(self) -> Meaning:
+        """What the statement leaves to an attacker: trade-off curve, advantage, posteriors, groups."""
+        from privet.privacy.meaning import meaning_of
+
+        return meaning_of(self)
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether the budget is too large to promise anything (docs/decisions/0009)."""
+        from privet.privacy.meaning import is_vacuous
+
+        return math.isinf(self.epsilon) or is_vacuous(self)
 
     def __str__(self) -> str:
         # An infinite epsilon is no guarantee that could be proved or claimed.
         standing = "nothing is protected" if math.isinf(self.epsilon) else str(self.guarantee)
+        if math.isfinite(self.epsilon) and self.vacuous:
+            standing = said_vacuous(self.guarantee)
         said = (
             self.relation.describe(self.unit),
             self.sampling or "no sampling",
@@ -60,6 +82,7 @@ class Spent:
             "accountant": self.accountant,
             **guarantee_to_dict(self.guarantee),
             "conditions": list(self.conditions),
+            "vacuous": self.vacuous,
         }
 
 

@@ -47,7 +47,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
     spent = record.spent(ledger)
     return {
         "card": FORMAT,
-        "title": record.title,
+        "title": statement.title(record, spent),
         "released": statement.released(record),
         "not_protected": record.data.who_is_unprotected,
         "created": record.created,
@@ -94,6 +94,7 @@ def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
         "opening": statement.opening(record, spent),
         "meaning": statement.meaning(record, spent),
         "standing": statement.standing(spent).title,
+        "protects": statement.standing(spent).protects,
         "explanation": statement.standing(spent).explanation,
         "calibration": _calibration(record, ledger, spent),
         "neighbours": spent.relation.describe(spent.unit),

@@ -16,7 +16,7 @@ TAGS = ["differential-privacy", "privet"]
 
 def front_matter(record: RunRecord, card: dict[str, Any]) -> str:
     """The metadata of a card, as YAML."""
-    facts = _data_set(record) if record.synthetic else _model(record)
+    facts = _data_set(record, card) if record.synthetic else _model(record, card)
     if record.stated.licence:
         facts = {"license": record.stated.licence} | facts
     facts["privacy"] = {
@@ -31,16 +31,22 @@ def front_matter(record: RunRecord, card: dict[str, Any]) -> str:
             "accountant",
             "guarantee",
             "conditions",
+            "vacuous",
         )
     }
     text: str = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=100)
     return text
 
 
-def _model(record: RunRecord) -> dict[str, Any]:
+def _tags(card: dict[str, Any]) -> list[str]:
+    """What is not protected is not listed among what is."""
+    return [tag for tag in TAGS if tag != "differential-privacy" or card["privacy"]["protects"]]
+
+
+def _model(record: RunRecord, card: dict[str, Any]) -> dict[str, Any]:
     task = _task(record)
     source = HUB_NAMES.get(record.data.name) if record.data.public else None
-    facts: dict[str, Any] = {"library_name": "pytorch", "pipeline_tag": task, "tags": TAGS}
+    facts: dict[str, Any] = {"library_name": "pytorch", "pipeline_tag": task, "tags": _tags(card)}
     if source:
         facts["datasets"] = [source]
     if record.released_utility is None:
@@ -55,19 +61,19 @@ def _model(record: RunRecord) -> dict[str, Any]:
         },
         "metrics": [accuracy],
     }
-    return facts | {"metrics": ["accuracy"], "model-index": [{"name": record.title, "results": [result]}]}
+    return facts | {"metrics": ["accuracy"], "model-index": [{"name": card["title"], "results": [result]}]}
 
 
-def _data_set(record: RunRecord) -> dict[str, Any]:
+def _data_set(record: RunRecord, card: dict[str, Any]) -> dict[str, Any]:
     assert record.synthetic is not None
     size = sum(record.synthetic.rows >= 1000 * 10**power for power in range(len(SIZES) - 1))
     source = HUB_NAMES.get(record.data.name) if record.data.public else None
     facts: dict[str, Any] = {
-        "pretty_name": record.title,
+        "pretty_name": card["title"],
         "annotations_creators": ["machine-generated"],
         "task_categories": [_task(record)],
         "size_categories": [SIZES[size]],
-        "tags": [*TAGS, "synthetic"],
+        "tags": [*_tags(card), "synthetic"],
     }
     return facts | ({"source_datasets": [source]} if source else {})
 

@@ -10,6 +10,12 @@ WIDTH = 320
 LEFT, RIGHT = 36, 292
 HEIGHT, NOISE, GAP = 40, 52, 18
 TOP = 24
+_BELOW = {
+    "claimed": "only claimed to be protected",
+    "open": "not protected",
+    "vacuous": "protected in name only",
+}
+"""What is said of what comes after the noise, where it is not protected."""
 
 
 def draw_way(way: Way, kind: str) -> str:
@@ -41,7 +47,7 @@ def describe_way(way: Way, kind: str) -> str:
         said += f" From stage {way.again[0] + 1} it goes back to stage {way.again[1] + 1}, again and again."
     if way.around:
         said += f" A dashed line goes around the noise: {way.passing}."
-    below = {"claimed": "is only claimed to be protected", "open": "is not protected"}.get(kind, "is protected")
+    below = f"is {_BELOW.get(kind, 'protected')}"
     return f"{said} What comes after the last noise {below}."
 
 
@@ -56,9 +62,9 @@ _MARKERS = (
 
 
 def _zones(line: float, bottom: float, kind: str) -> str:
-    colour = {"claimed": "claimed", "open": "claimed", "assumed": "assumed"}.get(kind, "proved")
+    colour = {"claimed": "claimed", "open": "claimed", "vacuous": "claimed", "assumed": "assumed"}.get(kind, "proved")
     safe = f'<rect x="1" y="{line:g}" width="{WIDTH - 2}" height="{bottom - line:g}" rx="6" '
-    hatch = f'{safe}fill="url(#noise-hatch)"/>' if kind in ("claimed", "open") else ""
+    hatch = f'{safe}fill="url(#noise-hatch)"/>' if kind in ("claimed", "open", "vacuous") else ""
     return (
         f'<rect x="1" y="1" width="{WIDTH - 2}" height="{line:g}" rx="6" fill="var(--bound)" opacity="0.08"/>'
         f'{safe}fill="var(--{colour})" opacity="0.10"/>{hatch}'
@@ -67,7 +73,7 @@ def _zones(line: float, bottom: float, kind: str) -> str:
 
 
 def _texts_of_zones(bottom: float, kind: str) -> str:
-    below = {"claimed": "only claimed to be protected", "open": "not protected"}.get(kind, "protected: may leave")
+    below = _BELOW.get(kind, "protected: may leave")
     middle = WIDTH / 2
     return (
         f'<text x="{middle:g}" y="16" class="zone" text-anchor="middle" fill="var(--bound)">sees the records: stays inside</text>'

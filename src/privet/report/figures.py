@@ -189,7 +189,7 @@ class Measured:
 
 
 def accuracies(found: Sequence[Measured]) -> str:
-    """Methods side by side: full circles where the statement holds, open squares where it is only claimed."""
+    """Methods side by side: full circles where the statement holds, open squares where it is only claimed or vacuous."""
 
     def draw(axes: Axes) -> None:
         for row, one in enumerate(reversed(found)):
@@ -204,7 +204,9 @@ def accuracies(found: Sequence[Measured]) -> str:
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: share(value)))
 
-    said = "; ".join(f"{one.name} {share(one.accuracy)}{'' if one.sound else ' (only claimed)'}" for one in found)
+    said = "; ".join(
+        f"{one.name} {share(one.accuracy)}{'' if one.sound else ' (only claimed, or vacuous)'}" for one in found
+    )
     return _svg("accuracies", draw, "Accuracy of each method", f"{said}.", size=(SIZE[0], 0.8 + 0.62 * len(found)))
 
 

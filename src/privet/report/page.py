@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
 from privet.report.drawing import draw_way
-from privet.report.limit import Limit
 from privet.report.places import Way, way_of
 from privet.report.record import AttackResult, RunRecord
 
 FILE = "report.html"
+Limit = Callable[[float], float]
+"""The largest true positive rate that the statement allows at a false positive rate."""
 
 
 def write_page(folder: Path) -> Path:
@@ -51,7 +53,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
     """The page as text; `samples` is the address of a picture, as `picture` gives it."""
     spent = record.spent(ledger)
     standing = statement.standing(spent)
-    limit = Limit(spent.epsilon, spent.delta)
+    limit = spent.meaning.true_positive_rate
     way = way_of(record, ledger)
     total = others.together(record, ledger)
     template = environment().get_template("report.html.j2")
@@ -59,6 +61,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         record=record,
         internal=not record.data.public,
         unprotected=record.data.who_is_unprotected,
+        title=statement.title(record, spent),
         statement=_unbroken(str(spent)),
         standing=standing,
         opening=statement.opening(record, spent),
@@ -195,7 +198,7 @@ def _verdict(attack: AttackResult) -> str:
 
 
 def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Standing, way: Way) -> dict[str, Markup]:
-    drawn = {"noise": draw_way(way, standing.kind)}
+    drawn = {"noise": draw_way(way, standing.look)}
     if record.audits:
         drawn["audits"] = figures.audits(record.audits)
     if record.history:

@@ -6,13 +6,9 @@ import math
 
 from privet.attacks import Interval
 from privet.privacy import Spent, delta_warning
+from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES
 from privet.report import words
-from privet.report.limit import Limit
 from privet.report.record import RunRecord
-
-_CHANGES = {"add-remove": "putting it in or leaving it out", "replace-one": "replacing it by another"}
-_VOID = math.log(1e6)
-"""From this epsilon on, a factor is no promise that anybody can lean on."""
 
 
 def released(record: RunRecord) -> str:
@@ -22,17 +18,27 @@ def released(record: RunRecord) -> str:
 
 def standing(spent: Spent) -> words.Standing:
     """How the whole statement is shown."""
-    return words.standing(spent.guarantee) if math.isfinite(spent.epsilon) else words.UNPROTECTED
+    if not math.isfinite(spent.epsilon):
+        return words.UNPROTECTED
+    return words.standing(spent.guarantee, vacuous=spent.vacuous)
+
+
+def title(record: RunRecord, spent: Spent) -> str:
+    """The title of the run; what is not protected is not called private in it."""
+    return record.title if standing(spent).protects else record.title.replace("private ", "", 1)
 
 
 def opening(record: RunRecord, spent: Spent) -> str:
     """The words before the ledger's own sentence."""
-    what = f"The {released(record)} is"
-    if not math.isfinite(spent.epsilon):
-        return f"{what} not differentially private:"
-    if standing(spent).kind == "claimed":
-        return f"{what} only claimed to be differentially private:"
-    return f"{what} differentially private:"
+    what, shown = released(record), standing(spent)
+    if shown.kind == "open":
+        return f"The {what} is not differentially private:"
+    if shown.kind == "claimed":
+        nothing = ", and the claim promises nothing" if shown.vacuous else ""
+        return f"The {what} is only claimed to be differentially private{nothing}:"
+    if shown.vacuous:
+        return f"The budget of the {what} is too large to protect anybody:"
+    return f"The {what} is differentially private:"
 
 
 def calibrated(other: Spent | None, spent: Spent) -> str:
@@ -48,27 +54,31 @@ def calibrated(other: Spent | None, spent: Spent) -> str:
 def meaning(record: RunRecord, spent: Spent) -> str:
     """What the statement promises to one person."""
     what = released(record).split(maxsplit=1)[-1]
-    if not math.isfinite(spent.epsilon):
+    shown = standing(spent)
+    if shown.kind == "open":
         return f"Nothing limits what the {what} may reveal about a {spent.unit}."
-    claimed = standing(spent).kind == "claimed"
-    if spent.epsilon >= _VOID:
-        digits = math.floor(spent.epsilon / math.log(10)) + 1
+    found = spent.meaning
+    if shown.vacuous:
+        nothing = {
+            "claimed": "Even if the claim held, it would promise",
+            "assumed": "Even if its assumptions hold, it promises",
+        }
+        few = VACUOUS_FALSE_POSITIVES
         return (
-            f"{'Even if the claim held, it would promise' if claimed else 'It promises'} nothing in practice: for any one "
-            f"{spent.unit}, {_CHANGES[spent.relation.value]} may change the probability of a result by a factor that is "
-            f"a number of {digits:,} digits. An epsilon of that size does not keep whoever has the {what} from telling "
-            f"whether a given {spent.unit} was used, every time. Treat the {what} like the records themselves."
+            f"{nothing.get(shown.kind, 'It promises')} nothing in practice: it allows an attacker who has the {what}, and who "
+            f"wrongly names {words.odds(few)} of those whose {spent.unit} was not used, to find up to "
+            f"{words.share_at_most(found.true_positive_rate(few))} of those whose {spent.unit} was. "
+            f"Treat the {what} like the records themselves."
         )
-    limit = Limit(spent.epsilon, spent.delta)
-    factor = math.exp(spent.epsilon)
-    size = f"{math.ceil(factor * 10) / 10:,.1f}" if factor < 1000 else f"{math.ceil(factor):,}"
-    lead = "If the claim held, it would mean: for" if claimed else "For"
+    lead = {"claimed": "If the claim held, it would mean: an", "assumed": "If its assumptions hold: an"}.get(
+        shown.kind, "An"
+    )
     return (
-        f"{lead} any one {spent.unit}, {_CHANGES[spent.relation.value]} changes the probability of any result by a "
-        f"factor of at most {size}, except with probability {words.odds(spent.delta)}. "
-        f"Whoever guesses from the {what} whether a given {spent.unit} was used, and is wrong about "
-        f"{words.share(0.01)} of those that were not, is right about at most "
-        f"{words.share_at_most(limit(0.01))} of those that were."
+        f"{lead} attacker who has the {what} and knows everything else, and who wrongly names {words.share(0.01)} of those "
+        f"whose {spent.unit} was not used, finds at most {words.share_at_most(found.true_positive_rate(0.01))} of those "
+        f"whose {spent.unit} was. Whoever thought it {words.share(0.5)} likely that a given {spent.unit} was used thinks it at "
+        f"most {words.share_at_most(found.posterior(0.5))} likely afterwards, except with probability "
+        f"{words.odds(found.failure)}."
     )
 
 

@@ -31,30 +31,52 @@ from privet.privacy.events import (
 )
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee
 from privet.privacy.spent import round_up
+from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES, VACUOUS_TRUE_POSITIVES
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a guarantee is shown: its kind chooses the mark and the frame, the words always go with them."""
+    """How a statement is shown: by what stands behind it (`kind`), and whether it promises anything (`vacuous`)."""
 
     kind: str
     title: str
     mark: str
     explanation: str
+    vacuous: bool = False
+
+    @property
+    def look(self) -> str:
+        """What chooses the frame and the colours: the kind, or "vacuous" for what is proved and promises nothing."""
+        return "vacuous" if self.vacuous and self.kind in ("proved", "assumed") else self.kind
+
+    @property
+    def protects(self) -> bool:
+        """Whether the statement is more than a claim and promises something."""
+        return self.kind in ("proved", "assumed") and not self.vacuous
 
 
-UNPROTECTED = Standing("open", "No protection", "!", "At least one use of the data has no finite cost.")
+UNPROTECTED = Standing("open", "No protection", "!", "At least one use of the data has no finite cost.", vacuous=True)
+VACUOUS = (
+    f"It is vacuous: it allows an attack that finds {VACUOUS_TRUE_POSITIVES:.0%} or more of the records that were used, while "
+    f"it wrongly names 1 in {round(1 / VACUOUS_FALSE_POSITIVES):,} of those that were not."
+)
 
 
-def standing(guarantee: Guarantee) -> Standing:
-    """Proved, assumed or claimed, each with a mark and words of its own, so that colour is never needed."""
+def standing(guarantee: Guarantee, *, vacuous: bool = False) -> Standing:
+    """Proved, assumed or claimed, each with a mark and words of its own, so that color is never needed; and vacuous or not."""
     match guarantee:
         case Claimed(by=by, because=because):
-            return Standing("claimed", "Claimed, not proved", "✗", f"Claimed by {by}, but {because}.")
+            found = Standing("claimed", "Claimed, not proved", "✗", f"Claimed by {by}, but {because}.")
         case Assumed(assumptions=assumptions):
             said = "; ".join(assumptions)
-            return Standing("assumed", "Proved under assumptions", "≈", f"It holds if: {said}.")
-    return Standing("proved", "Proved", "✓", "A theorem covers exactly what was run.")
+            found = Standing("assumed", "Proved under assumptions", "≈", f"It holds if: {said}.")
+        case _:
+            found = Standing("proved", "Proved", "✓", "A theorem covers exactly what was run.")
+    if not vacuous:
+        return found
+    word, mark = ("and", found.mark) if found.kind == "claimed" else ("but", "∅")
+    title, explanation = f"{found.title}, {word} vacuous", f"{found.explanation} {VACUOUS}"
+    return Standing(found.kind, title, mark, explanation, vacuous=True)
 
 
 def describe(event: Event) -> str:

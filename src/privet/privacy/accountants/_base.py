@@ -6,6 +6,9 @@ import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from privet.errors import InputError
 from privet.privacy.events import Event, NotPrivate, tally
 from privet.privacy.events._base import Leaf
@@ -14,6 +17,7 @@ from privet.privacy.relations import Relation
 from privet.privacy.spent import Spent
 
 Tally = tuple[Leaf, ...]
+Array = npt.NDArray[np.float64]
 
 
 class UnsupportedEventError(InputError):
@@ -78,6 +82,56 @@ class Accountant(ABC):
             return 1.0
         return min(1.0, _sane(self._delta(events, epsilon, kind)))
 
+    def deltas(self, event: Event, epsilons: npt.ArrayLike, relation: Relation | str = Relation.ADD_REMOVE) -> Array:
+        """The privacy profile: `delta` at each of `epsilons`, the larger of both directions, in one go.
+
+        Args:
+            event: what was done.
+            epsilons: numbers of at least 0, in any order and shape; infinity is allowed.
+            relation: which data sets are neighbors.
+
+        Formal guarantees: as `delta` at each point. The values never rise with epsilon.
+        """
+        removed, added = self.directions(event, epsilons, relation)
+        return np.maximum(removed, added)
+
+    def directions(
+        self, event: Event, epsilons: npt.ArrayLike, relation: Relation | str = Relation.ADD_REMOVE
+    ) -> tuple[Array, Array]:
+        """The privacy profiles of both directions: (with the record against without it, without it against with it).
+
+        Each is the hockey-stick divergence sup_S P(S) - e^epsilon Q(S), from above: first for P on the data set with the
+        record and Q without it ("remove"), then the other way round ("add"). The two for epsilon >= 0 determine the
+        trade-off function. They are equal where the relation is symmetric, and where the accountant knows only the larger one.
+
+        Args:
+            event, epsilons, relation: as in `deltas`.
+
+        Formal guarantees: upper bounds; neither rises with epsilon.
+        """
+        points = np.asarray(epsilons, dtype=np.float64)
+        if not (points >= 0).all():
+            raise InputError("Every epsilon must be at least 0.")
+        kind = Relation.of(relation)
+        events = self._checked(event, kind)
+        if not events or points.size == 0:
+            return np.zeros_like(points), np.zeros_like(points)
+        if any(isinstance(leaf, NotPrivate) for leaf, _ in events):
+            return np.ones_like(points), np.ones_like(points)
+        order = np.argsort(points, axis=None)
+        sides = []
+        for found in self._directions(events, points.ravel()[order], kind):
+            falling = np.empty(points.size)
+            # What bounds delta at an epsilon bounds it at every larger one.
+            falling[order] = np.minimum.accumulate(np.where(np.isnan(found), 1.0, np.clip(found, 0.0, 1.0)))
+            sides.append(falling.reshape(points.shape))
+        return sides[0], sides[1]
+
+    def _directions(self, events: Tally, epsilons: Array, relation: Relation) -> tuple[Array, Array]:
+        """Upper bounds of delta at ascending epsilons, for each direction; here the same for both."""
+        found = np.array([self._delta(events, float(epsilon), relation) for epsilon in epsilons])
+        return found, found
+
     def spent(
         self, event: Event, delta: float, relation: Relation | str = Relation.ADD_REMOVE, *, unit: str = "record"
     ) -> Spent:
@@ -90,6 +144,7 @@ class Accountant(ABC):
             sampling=event.sampling,
             accountant=self.name,
             guarantee=weakest((event.guarantee, self.basis)),
+            event=event,
         )
 
     def _checked(self, event: Event, relation: Relation) -> Tally:

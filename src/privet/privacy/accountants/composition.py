@@ -141,7 +141,7 @@ Singles = list[tuple[float, int]]
 
 
 def _composed_responses(singles: Singles, delta: float) -> float:
-    return epsilon_of([(response_pair(single), count) for single, count in singles if single > 0], delta).epsilon
+    return epsilon_of([(response_pair(single), count) for single, count in singles if single > 0], delta)
 
 
 def _nearly_composed_responses(singles: Singles, delta: float) -> float:

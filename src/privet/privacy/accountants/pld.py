@@ -6,10 +6,13 @@ import math
 from functools import lru_cache
 from typing import ClassVar
 
-from privet.privacy.accountants._base import Accountant, Tally
+import numpy as np
+
+from privet.privacy.accountants._base import Accountant, Array, Tally
+from privet.privacy.accountants.gdp import gdp_delta, gdp_epsilon
 from privet.privacy.events import Event
 from privet.privacy.pld.dominating import NoPairError, UnboundedError, pairs_of
-from privet.privacy.pld.engine import TOLERANCE, delta_of, epsilon_of
+from privet.privacy.pld.engine import TOLERANCE, deltas_of, epsilon_of
 from privet.privacy.pld.pairs import GaussianPair, Pair
 from privet.privacy.relations import Relation
 
@@ -44,10 +47,19 @@ class PLD(Accountant):
             return math.inf
 
     def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
+        removed, added = self._directions(events, np.array([epsilon]), relation)
+        return float(max(removed[0], added[0]))
+
+    def _directions(self, events: Tally, epsilons: Array, relation: Relation) -> tuple[Array, Array]:
         try:
-            return delta_of(_pairs(events, relation), epsilon)
+            pairs = _pairs(events, relation)
         except UnboundedError:
-            return 1.0
+            return np.ones_like(epsilons), np.ones_like(epsilons)
+        mu = _gaussian(pairs)
+        if mu is not None:
+            exact = np.array([gdp_delta(mu, epsilon) for epsilon in epsilons])
+            return exact, exact
+        return deltas_of(pairs, epsilons)
 
 
 def _pairs(events: Tally, relation: Relation) -> tuple[tuple[Pair, int], ...]:
@@ -66,6 +78,14 @@ def _pairs(events: Tally, relation: Relation) -> tuple[tuple[Pair, int], ...]:
     return tuple(counts.items())
 
 
+def _gaussian(pairs: tuple[tuple[Pair, int], ...]) -> float | None:
+    """The mu of a run that is Gaussian as a whole: then its curve has a formula."""
+    if not pairs or not all(isinstance(pair, GaussianPair) for pair, _ in pairs):
+        return None
+    return math.sqrt(math.fsum(count * pair.mu**2 for pair, count in pairs if isinstance(pair, GaussianPair)))
+
+
 @lru_cache(maxsize=4096)
 def _cached_epsilon(pairs: tuple[tuple[Pair, int], ...], delta: float, tolerance: float) -> float:
-    return epsilon_of(pairs, delta, tolerance).epsilon
+    mu = _gaussian(pairs)
+    return epsilon_of(pairs, delta, tolerance) if mu is None else gdp_epsilon(mu, delta)

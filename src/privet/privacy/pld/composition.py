@@ -24,6 +24,7 @@ ROUNDING = 2.0**-50
 """Relative error allowed for each composed step: four units of the last place, for an FFT and its power."""
 _MOST_POINTS = 1 << 22
 _ALWAYS_WHOLE = 1 << 14
+_MOST_KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -39,61 +40,53 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Tail:
-    """The upper tail of a composed loss: at each point, the mass from there on and the delta there, over e^log_scale(loss)."""
+class Curve:
+    """Upper bounds of delta at ascending epsilons, and what made them.
 
-    losses: Array
-    above: Array
-    delta: Array
+    Formal guarantees: the true delta is convex in e^epsilon, so the chord between two bounds is a bound too. Neither `delta`
+    nor `epsilon` ever rises with its argument.
+    """
+
+    epsilons: Array
+    deltas: Array
     log_moment: float
     at: float
-    centre: float
-    outside: float
     rounding: float
 
-    @property
-    def log_scale(self) -> float:
-        return self.log_moment - self.at * self.centre
+    def delta(self, epsilons: Array) -> Array:
+        """Upper bounds at `epsilons`: 1 below the first point, and the last point's above the last."""
+        known, bounds = self.epsilons, self.deltas
+        right = np.clip(np.searchsorted(known, epsilons, side="left"), 1, len(known) - 1)
+        left = right - 1
+        with np.errstate(over="ignore"):
+            share = np.expm1(epsilons - known[right]) / np.expm1(known[left] - known[right])
+        chord = bounds[right] + np.clip(share, 0.0, 1.0) * (bounds[left] - bounds[right])
+        return np.where(epsilons < known[0], 1.0, np.minimum(chord, 1.0))
 
     def epsilon(self, delta: float) -> float:
-        """An upper bound of epsilon at `delta`; infinite if it is above the frame, the frame's lowest point if below."""
-        rough = self._solve(delta)
-        if not math.isfinite(rough):
-            return rough
-        # What rounding may have taken grows as epsilon falls, so it is taken where a first solution lies, and doubled.
-        return replace(self, outside=self.outside + 2 * self.noise(rough))._solve(delta)
-
-    def delta_at(self, epsilon: float) -> float:
-        """An upper bound of delta at `epsilon`."""
-        j = int(np.searchsorted(self.losses, epsilon, side="left"))
-        if j >= len(self.losses):
-            return self.outside
-        inside = self.above[j] - math.exp(epsilon - self.losses[j]) * (self.above[j] - self.delta[j])
-        scaled = math.exp(self.log_scale) * max(float(inside), float(self.delta[j]))
-        return scaled + self.outside + self.noise(epsilon)
+        """The least epsilon whose bound is at most `delta`: infinite if it lies above the frame, the first point if below."""
+        right = len(self.deltas) - int(np.searchsorted(self.deltas[::-1], delta, side="right"))
+        if right == len(self.deltas):
+            return math.inf
+        if right == 0:
+            return float(self.epsilons[0])
+        here, there = float(self.deltas[right]), float(self.deltas[right - 1])
+        cell = float(self.epsilons[right - 1] - self.epsilons[right])
+        back = math.log1p((delta - here) / (there - here) * math.expm1(cell))
+        return float(self.epsilons[right]) + max(back, cell)
 
     def noise(self, epsilon: float) -> float:
-        """What rounding may have taken from delta at `epsilon`."""
+        """What is added to delta at `epsilon` for rounding."""
         return self.rounding * math.exp(min(self.log_moment - self.at * epsilon, 700.0))
 
-    def _solve(self, delta: float) -> float:
-        if delta <= self.outside:
-            return math.inf
-        target = math.exp(min(math.log(delta - self.outside) - self.log_scale, 700.0))
-        reached = np.flatnonzero(self.delta <= target)
-        if not len(reached):
-            return math.inf
-        j = int(reached[0])
-        here, above = float(self.delta[j]), float(self.above[j])
-        if j == 0 or above <= here:
-            return float(self.losses[j])
-        # Between two points delta is linear in e^epsilon.
-        back = math.log1p(max(-1.0 + 1e-16, (here - target) / (above - here)))
-        return float(self.losses[j] + min(0.0, max(back, self.losses[j - 1] - self.losses[j])))
+    def within(self, other: Curve) -> Curve:
+        """The better of two bounds at each of this curve's points."""
+        better = np.minimum(self.deltas, other.delta(self.epsilons))
+        return replace(self, deltas=np.minimum.accumulate(better))
 
 
-def compose(stack: Stack, frame: Frame) -> Tail:
-    """The composed loss in `frame`."""
+def compose(stack: Stack, frame: Frame) -> Curve:
+    """The delta of the composed loss at the points of `frame`."""
     step, at, support = stack.step, frame.at, stack.support
     wanted = math.ceil((frame.high - frame.low) / step) + 2
     # A short support is composed whole: then nothing wraps around.
@@ -107,7 +100,7 @@ def compose(stack: Stack, frame: Frame) -> Tail:
     measured = noise * min(size, 1 / max(-math.expm1(-at * step), 1e-300))
     rounding = min(ROUNDING * stack.total, max(measured, 2.0**-53 * math.sqrt(stack.total)))
     moment = stack.log_moment(at)
-    skipped, outside = 0, stack.infinite
+    skipped, outside = 0, stack.truncated
     if support > size:
         skipped = min(max(0, round(frame.high / step) - stack.lowest - size + 1), support - size)
     losses = grid(stack.lowest + skipped, step, size)
@@ -115,9 +108,23 @@ def compose(stack: Stack, frame: Frame) -> Tail:
         outside += math.exp(min(0.0, stack.log_moment(frame.order) - frame.order * float(losses[-1])))
     masses = np.roll(np.maximum(circle, 0.0), -(skipped % size)) * (1 + ROUNDING * stack.total)
     centre = float(np.clip(masses @ losses / masses.sum(), losses[0], losses[-1]))
-    weights = masses * np.exp(np.clip(at * (centre - losses), -700.0, 700.0))
+    exponent = at * (centre - losses)
+    weights = masses * np.exp(np.clip(exponent, -700.0, 700.0))
     above = np.cumsum(weights[::-1])[::-1]
-    return Tail(losses, above, _deltas(above, step), moment, at, centre, outside, rounding)
+    # Where the weights are cut off, so far below the frame's middle, nothing is claimed.
+    inside = np.where(exponent > 690.0, 1.0, math.exp(moment - at * centre) * _deltas(above, step))
+    # Rounding moves each mass, and a mass at loss l counts (1 - e^(epsilon - l)) times.
+    reach = -np.expm1(losses - losses[-1])
+    noise = rounding * np.exp(np.minimum(moment - at * losses, 700.0)) * reach
+    return _thinned(Curve(losses, np.minimum.accumulate(inside + outside + noise), moment, at, rounding))
+
+
+def _thinned(curve: Curve) -> Curve:
+    """At most about `_MOST_KEPT` points, and one below 0: chords between fewer points are bounds too."""
+    begin = max(0, int(np.searchsorted(curve.epsilons, 0.0)) - 1)
+    count = len(curve.epsilons) - begin
+    kept = np.unique(np.append(np.arange(begin, begin + count, -(-count // _MOST_KEPT)), begin + count - 1))
+    return replace(curve, epsilons=curve.epsilons[kept], deltas=curve.deltas[kept])
 
 
 def _deltas(above: Array, step: float) -> Array:

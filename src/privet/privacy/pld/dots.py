@@ -19,14 +19,14 @@ from privet.privacy.pld.pairs import Array, Pair, Span
 class Dots:
     """A discretised privacy loss: masses at first * step, (first + 1) * step, ...
 
-    Formal guarantees: composing these (with `infinite`, the mass of infinite loss) bounds the composition of the pairs
-    from above, at every epsilon.
+    Formal guarantees: composing these, with the mass `truncated` taken for infinite loss, bounds the composition of the finite
+    losses of the pairs from above, at every epsilon. The pairs' own infinite losses are counted by the engine.
     """
 
     first: int
     step: float
     mass: Array
-    infinite: float
+    truncated: float
 
     @cached_property
     def excess(self) -> float:
@@ -42,16 +42,15 @@ class Cells:
     step: float
     p: Array
     q: Array
-    infinite: tuple[float, float]
 
     @cached_property
     def forward(self) -> Dots:
-        return _dots(self.first, self.step, self.p, self.q, self.infinite[0])
+        return _dots(self.first, self.step, self.p, self.q)
 
     @cached_property
     def reverse(self) -> Dots:
         last = self.first + len(self.p) - 2
-        return _dots(-last, self.step, self.q[::-1], self.p[::-1], self.infinite[1])
+        return _dots(-last, self.step, self.q[::-1], self.p[::-1])
 
     @property
     def divisible(self) -> bool:
@@ -61,7 +60,7 @@ class Cells:
     @cached_property
     def coarser(self) -> Cells:
         """The same pair with twice the step."""
-        return Cells(self.first // 2, 2 * self.step, _pairwise(self.p), _pairwise(self.q), self.infinite)
+        return Cells(self.first // 2, 2 * self.step, _pairwise(self.p), _pairwise(self.q))
 
 
 def grid(first: int, step: float, count: int) -> Array:
@@ -73,7 +72,7 @@ def _pairwise(mass: Array) -> Array:
     return np.concatenate((mass[:1], inner[0::2] + inner[1::2], mass[-1:]))
 
 
-def _dots(first: int, step: float, p: Array, q: Array, infinite: float) -> Dots:
+def _dots(first: int, step: float, p: Array, q: Array) -> Dots:
     inside, counterpart = p[1:-1], q[1:-1]
     ends = grid(first + 1, step, len(inside))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -86,7 +85,7 @@ def _dots(first: int, step: float, p: Array, q: Array, infinite: float) -> Dots:
     mass[:-1] = lower
     mass[1:] += inside - lower
     mass[0] += p[0]
-    return Dots(first, step, mass, infinite + float(p[-1]))
+    return Dots(first, step, mass, float(p[-1]))
 
 
 @lru_cache(maxsize=1024)
@@ -114,4 +113,4 @@ def _cells(pair: Pair, step: float, first: int, last: int, low_closed: bool, hig
         if high_closed:
             mass[-2] += mass[-1]
             mass[-1] = 0.0
-    return Cells(first, step, p, q, pair.infinite)
+    return Cells(first, step, p, q)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 
-from privet.privacy.pld.composition import compose
+import numpy as np
+
+from privet.privacy.pld.composition import Curve, compose
 from privet.privacy.pld.dots import Cells, cells_of, span_of
 from privet.privacy.pld.framing import (
+    Target,
     best_moment,
     frame_for,
     renyi_epsilon,
@@ -16,68 +19,171 @@ from privet.privacy.pld.framing import (
     saddlepoint_log_delta,
     tilt_towards,
 )
-from privet.privacy.pld.pairs import Pair
-from privet.privacy.pld.stack import Stack
+from privet.privacy.pld.pairs import Array, Pair
+from privet.privacy.pld.stack import Stack, Tilt
 
 Pairs = Sequence[tuple[Pair, int]]
 Grids = list[tuple[Cells, int]]
 
 TOLERANCE = 1e-4
 """The discretisation error that is aimed at, relative to epsilon: always upwards."""
-_DELTA_TOLERANCE = 1e-3
+_DELTA_TOLERANCE = 3e-4
 """The same for delta, relative to delta."""
 _MOST_CELLS = 1 << 20
 _FIRST_CELLS = 512
 _FEWEST_CELLS = 32
+_MOST_COMPOSED = 1 << 21
 _FIRST_POINTS = 1 << 17
 _THIN_CELLS = 2048
 _TRUNCATED = 1e-4
 """The share of delta that is given to truncated tails."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An upper bound of epsilon and an estimate of how much of it is discretisation."""
+_BOTTOMS = tuple(
+    -exponent * math.log(10) for exponent in (2.5, 5.5, 8.5, 11.5, 14.5, 20, 30, 45, 70, 100, 150, 220, 305)
+)
+"""ln delta at the lower ends of the bands. All deltas of a band are read from one curve, so that they are in order."""
+_NEAR = 2e-3
+"""So near to the end of a band, relative to epsilon or delta, the neighboring band is asked too."""
 
-    epsilon: float
-    error: float
 
-
-def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> Answer:
-    """The least epsilon at `delta` that the composed pairs allow, rounded up by at most about `tolerance` of it.
+def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> float:
+    """The least epsilon at `delta` that the composed pairs allow, rounded up by about `tolerance` of it.
 
     Formal guarantees: an upper bound for every grid (connecting the dots is pessimistic; tails count as infinite loss;
     wrapped mass only adds; rounding is allowed for), so a wrong estimate of the error costs tightness, never privacy.
     """
-    if not pairs:
-        return Answer(0.0, 0.0)
-    sides = (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
-    infinite = max(_infinite(pairs, side) for side in sides)
+    pairs = tuple(pairs)
+    if not pairs or delta >= 1:
+        return 0.0
     ceiling = _ceiling(pairs)
-    if delta <= infinite:
-        return Answer(ceiling if delta == infinite else math.inf, 0.0)
-    worst = Answer(0.0, 0.0)
-    for side in sides:
-        if side and _one_side(pairs, delta, side, 16 * tolerance, worst.epsilon).epsilon <= worst.epsilon:
+    worst = 0.0
+    if _is_single(pairs):
+        return min(ceiling, max(_single_epsilon(pairs[0][0], delta, side) for side in _sides(pairs)))
+    for side in _sides(pairs):
+        left = delta - _infinite(pairs, side)
+        if left < 0:
+            return math.inf
+        if left == 0:
+            return ceiling
+        band = _band(math.log(left))
+        if side and _curve(pairs, side, band, 16 * tolerance, False).epsilon(left) <= worst:
             # A grid four times as coarse shows already that the other direction is the worse one.
             continue
-        found = _one_side(pairs, delta, side, tolerance, worst.epsilon)
-        worst = found if found.epsilon > worst.epsilon else worst
-    return worst if worst.epsilon < ceiling else Answer(ceiling, 0.0)
+        curve = _curve(pairs, side, band, tolerance, False)
+        found = curve.epsilon(left)
+        if band + 1 < len(_BOTTOMS) and found > (1 - _NEAR) * curve.epsilon(math.exp(_BOTTOMS[band])):
+            # Near the end of the band: never more than what the next band says of its larger deltas.
+            found = min(found, _curve(pairs, side, band + 1, tolerance, False).epsilon(math.exp(_BOTTOMS[band])))
+        worst = max(worst, found)
+    return max(0.0, min(worst, ceiling))
 
 
-def delta_of(pairs: Pairs, epsilon: float) -> float:
-    """An upper bound of delta at `epsilon`."""
+def deltas_of(pairs: Pairs, epsilons: Array) -> tuple[Array, Array]:
+    """Upper bounds of delta at ascending epsilons, in either direction, rounded up by about 3e-4 of it."""
+    pairs = tuple(pairs)
     if not pairs:
+        return np.zeros_like(epsilons), np.zeros_like(epsilons)
+    inside = epsilons < _ceiling(pairs)
+    found = []
+    for side in _sides(pairs):
+        bounds = np.full(len(epsilons), _infinite(pairs, side))
+        if _is_single(pairs):
+            bounds[inside] += _single_deltas(pairs[0][0], epsilons[inside], side)
+        else:
+            bounds[inside] += _one_side(pairs, epsilons[inside], side)
+        found.append(bounds)
+    return found[0], found[-1]
+
+
+def _is_single(pairs: Pairs) -> bool:
+    return len(pairs) == 1 and pairs[0][1] == 1
+
+
+def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
+    """The deltas of one use of one pair at ascending epsilons, without any grid: P[L > epsilon] - e^epsilon Q[L > epsilon].
+
+    Infinite losses are left out. 1e-14 of the probability is added for rounding.
+    """
+    if not len(epsilons):
+        return np.zeros(0)
+    edges, places = np.unique(epsilons, return_inverse=True)
+    if side == 0:
+        p, q = pair.cells(edges)
+        above, counterpart = (np.cumsum(mass[:0:-1])[::-1] for mass in (p, q))
+    else:
+        p, q = pair.cells(-edges[::-1])
+        above, counterpart = (np.cumsum(mass[:-1])[::-1] for mass in (q, p))
+        above = above - pair.infinite[1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        lost = np.exp(edges) * counterpart
+    lost[~np.isfinite(lost)] = 0.0
+    return np.asarray(np.clip(above - lost + 1e-14 * above, 0.0, above)[places])
+
+
+def _single_epsilon(pair: Pair, delta: float, side: int) -> float:
+    """The least epsilon of one use of one pair at `delta`, by bisection, from above."""
+    left = delta - pair.infinite[side]
+    if left <= 0:
+        return math.inf
+
+    def fits(epsilon: float) -> bool:
+        return bool(_single_deltas(pair, np.array([epsilon]), side)[0] <= left)
+
+    if fits(0.0):
         return 0.0
-    sides = (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
-    if epsilon >= _ceiling(pairs):
-        return min(1.0, max(_infinite(pairs, side) for side in sides))
-    return min(1.0, max(_one_delta(pairs, epsilon, side) for side in sides))
+    span = pair.span(max(1e-300, left / 2))
+    low, high = 0.0, max(span.high if side == 0 else -span.low, 1e-300)
+    while not fits(high):
+        if high > 1e300:
+            return math.inf
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _one_side(pairs: Pairs, epsilons: Array, side: int) -> Array:
+    """One direction's deltas: the curve of each band in which, or nearly in which, one of them lies."""
+    if not len(epsilons):
+        return np.zeros(0)
+    bounds = np.ones(len(epsilons))
+    asked: set[int] = set()
+    needed = {_guessed_band(pairs, float(epsilons[0]), side)}
+    while needed:
+        band = min(needed)
+        asked.add(band)
+        bounds = np.minimum(bounds, _curve(pairs, side, band, TOLERANCE, True).delta(epsilons))
+        logs = np.log(np.maximum(bounds, 1e-320))
+        needed = {_band(float(log)) for shift in (-_NEAR, _NEAR) for log in np.unique(logs + shift)} - asked
+    return bounds
+
+
+def _guessed_band(pairs: Pairs, epsilon: float, side: int) -> int:
+    tail = _tail_for(pairs, 1e-12)
+    thin = _thin(_grids(pairs, _rounded(_first_step(pairs, tail)), tail), side)
+    if epsilon <= thin.tilt(0.0).mean:
+        return 0
+    return _band(saddlepoint_log_delta(tilt_towards(thin, epsilon)))
+
+
+def _band(log_delta: float) -> int:
+    return min(sum(log_delta <= bottom for bottom in _BOTTOMS), len(_BOTTOMS) - 1)
+
+
+def _sides(pairs: Pairs) -> tuple[int, ...]:
+    return (0,) if all(pair.symmetric for pair, _ in pairs) else (0, 1)
 
 
 def _infinite(pairs: Pairs, side: int) -> float:
-    return math.fsum(count * pair.infinite[side] for pair, count in pairs)
+    """The probability that any of the losses is infinite."""
+    masses = [(pair.infinite[side], count) for pair, count in pairs if pair.infinite[side]]
+    if len(masses) <= 1 and all(count == 1 for _, count in masses):
+        return math.fsum(mass for mass, _ in masses)
+    if any(mass >= 1 for mass, _ in masses):
+        return 1.0
+    return min(1.0, -math.expm1(math.fsum(count * math.log1p(-mass) for mass, count in masses)) * (1 + 1e-12))
 
 
 def _ceiling(pairs: Pairs) -> float:
@@ -88,76 +194,100 @@ def _ceiling(pairs: Pairs) -> float:
     return math.fsum(count * max(span.high, -span.low) for span, count in spans)
 
 
-def _one_side(pairs: Pairs, delta: float, side: int, tolerance: float, floor: float) -> Answer:
-    """One direction's epsilon; 0 if it is not above `floor`."""
-    log_delta = math.log(delta)
-    tail = _tail_for(pairs, delta)
-    finest, step = _finest_step(pairs, tail), _first_step(pairs, tail)
+@lru_cache(maxsize=64)
+def _curve(pairs: tuple[tuple[Pair, int], ...], side: int, band: int, tolerance: float, sharp: bool) -> Curve:
+    """The curve of the finite losses in one direction, of which the deltas of `band` are meant to be read.
+
+    Its error is about `tolerance` of epsilon, or, if `sharp`, about `_DELTA_TOLERANCE` of delta.
+    """
+    log_top, log_bottom = (_BOTTOMS[band - 1] if band else 0.0), _BOTTOMS[band]
+    tail, unit = _tail_for(pairs, math.exp(log_bottom)), _unit(pairs, side)
+    step = _rounded(_first_step(pairs, tail), unit)
+    grids = _grids(pairs, step, tail)
+    finest = _rounded(max(_widest(pairs, tail) / _MOST_CELLS, _least_step(_side(grids, side), log_bottom)), unit)
+    step = max(step, finest)
     at = 0.0
     for _ in range(8):
         grids = _grids(pairs, step, tail)
-        at, proved = best_moment(_thin(grids, side, at), log_delta, at)
-        if proved <= floor:
-            return Answer(0.0, 0.0)
+        at, proved = best_moment(_thin(grids, side, at), log_bottom, at)
         error, order = _error(grids, side, at)
-        if error <= tolerance * proved or step <= finest:
+        wanted = max(_DELTA_TOLERANCE / at, 0.0 if sharp else tolerance * proved)
+        if error <= wanted or step <= finest:
             break
-        step = _finer(step, tolerance * proved / error, order, finest)
-    found = _solve(grids, side, delta, at)
-    while found >= proved and all(cells.divisible for cells, _ in grids):
+        step = max(finest, _rounded(_finer(step, wanted / error, order), unit))
+    found = _resolve(grids, side, log_top, log_bottom, at)
+    while found.epsilon(math.exp(log_bottom)) >= proved and all(cells.divisible for cells, _ in grids):
         # Too many points to compose, so that only the moment's bound is left: a coarser grid proves more.
         grids, step = [(cells.coarser, count) for cells, count in grids], 2 * step
-        found = min(found, _solve(grids, side, delta, at))
+        found = found.within(_resolve(grids, side, log_top, log_bottom, at))
     for _ in range(8):
-        if found > 0.5 * proved or found <= floor or step <= finest or error <= 2 * tolerance * found:
+        if step <= finest or not (sharp or _far_below(found, proved, log_top, log_bottom)):
             break
         # Far below what a moment proves, moments do not tell the error either: compare with a coarser grid.
-        error = max(0.0, _solve([(cells.coarser, count) for cells, count in grids], side, delta, at) - found) / 3
-        if error <= tolerance * found:
+        coarse = _resolve([(cells.coarser, count) for cells, count in grids], side, log_top, log_bottom, at)
+        excess = _excess(found, coarse, log_top, log_bottom, tolerance, sharp) / (2**order - 1)
+        if excess <= 1:
             break
-        step = _finer(step, tolerance * found / error, 2.0, finest)
+        step = max(finest, _rounded(_finer(step, 1 / excess, order), unit))
         grids = _grids(pairs, step, tail)
-        found = min(found, _solve(grids, side, delta, at))
-    return Answer(max(0.0, found), error)
-
-
-def _solve(grids: Grids, side: int, delta: float, at: float) -> float:
-    log_delta = math.log(delta)
-    stack, thin = _side(grids, side), _thin(grids, side, at)
-    proved = renyi_epsilon(stack.log_moment(at), at, log_delta)
-    tilt = saddlepoint(thin, log_delta, at)
-    guess, at = min(tilt.mean, proved), tilt.at
-    found = math.inf
-    for _ in range(5):
-        tail = compose(stack, frame_for(thin, guess, log_delta, at))
-        previous, found = found, min(found, tail.epsilon(delta))
-        # A guess that was too high puts the frame where rounding shows or mass wraps around: the answer is a better guess.
-        if not 0 < found < 0.999 * previous or (found > 0.9 * guess and tail.noise(found) < 1e-3 * delta):
-            break
-        guess = found
-    return max(0.0, min(found, proved))
-
-
-def _one_delta(pairs: Pairs, epsilon: float, side: int) -> float:
-    tail = _tail_for(pairs, 1e-12)
-    finest, step = _finest_step(pairs, tail), _first_step(pairs, tail)
-    for _ in range(8):
-        grids = _grids(pairs, step, tail)
-        found = _delta_on(grids, epsilon, side)
-        error = max(0.0, _delta_on([(cells.coarser, count) for cells, count in grids], epsilon, side) - found)
-        if error <= _DELTA_TOLERANCE * found or step <= finest:
-            break
-        step = _finer(step, _DELTA_TOLERANCE * found / error, 2.0, finest)
+        found = _resolve(grids, side, log_top, log_bottom, at).within(found)
     return found
 
 
-def _delta_on(grids: Grids, epsilon: float, side: int) -> float:
-    thin = _thin(grids, side)
-    tilt = tilt_towards(thin, epsilon)
-    thin = _thin(grids, side, tilt.at)
-    # A guess of delta that is rather too small only makes the frame wider.
-    frame = frame_for(thin, epsilon, saddlepoint_log_delta(tilt) - 4, tilt.at)
-    return compose(_side(grids, side), frame).delta_at(epsilon)
+def _far_below(curve: Curve, proved: float, log_top: float, log_bottom: float) -> bool:
+    lowest, highest = curve.epsilon(math.exp(log_top)), curve.epsilon(math.exp(log_bottom))
+    return highest <= 0.5 * proved or lowest <= 0.3 * highest
+
+
+def _excess(fine: Curve, coarse: Curve, log_top: float, log_bottom: float, tolerance: float, sharp: bool) -> float:
+    """By how much a coarser grid's curve lies above the finer one's, over what is tolerated, in the worst place of the band."""
+    low, high = max(0.0, fine.epsilon(math.exp(log_top))), fine.epsilon(math.exp(log_bottom))
+    if low == math.inf:
+        return 0.0
+    high = max(low, high) if high < math.inf else low
+    worst = 0.0
+    points = np.concatenate((np.linspace(low, high, 9), low + (high - low) * np.geomspace(1e-4, 0.05, 4)))
+    for epsilon, here, there in zip(points, fine.delta(points), coarse.delta(points), strict=True):
+        if here <= 0 or there <= here:
+            continue
+        in_delta = (there - here) / here / _DELTA_TOLERANCE
+        in_epsilon = math.inf if sharp or not epsilon else (coarse.epsilon(here) - epsilon) / (tolerance * epsilon)
+        worst = max(worst, min(in_delta, in_epsilon))
+    return worst
+
+
+def _resolve(grids: Grids, side: int, log_top: float, log_bottom: float, at: float) -> Curve:
+    """The curve on one grid: guess where the band lies, compose there, and guess again if that was wrong."""
+    stack, thin = _side(grids, side), _thin(grids, side, at)
+    proved = renyi_epsilon(stack.log_moment(at), at, log_bottom)
+    tilt = saddlepoint(thin, log_bottom, at)
+    high = max(0.0, min(tilt.mean, proved))
+    low = _upper_end(thin, tilt, log_top, log_bottom)
+    best: Curve | None = None
+    reached = math.inf
+    for _ in range(5):
+        target = Target(min(low, high), high, log_top, log_bottom)
+        curve = compose(stack, frame_for(thin, target, tilt.at))
+        best = curve if best is None else curve.within(best)
+        previous, reached = reached, best.epsilon(math.exp(log_bottom))
+        clear = curve.noise(reached) < 1e-3 * math.exp(log_bottom)
+        # A guess that was too high puts the frame where rounding shows or mass wraps around: the answer is a better guess.
+        if not 0 < reached < 0.999 * previous or (reached > 0.9 * high and clear):
+            break
+        high = reached
+    assert best is not None
+    return best
+
+
+def _upper_end(thin: Stack, tilt: Tilt, log_top: float, log_bottom: float) -> float:
+    """An epsilon below which the deltas of a band do not lie, from the lower end's tilt, as if the loss were normal there."""
+    spread = max(tilt.deviation, thin.step)
+    way = 1 - 2 * (log_top - log_bottom) / (tilt.at * spread) ** 2
+    low = tilt.mean - 1.3 * tilt.at * spread**2 * (1 - math.sqrt(max(way, 0.0)))
+    if way <= 0 or log_top == 0:
+        bulk = thin.tilt(0.0)
+        low = min(low, bulk.mean - 4 * bulk.deviation)
+    return max(0.0, low)
 
 
 def _grids(pairs: Pairs, step: float, tail: float) -> Grids:
@@ -194,9 +324,9 @@ def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
     return gain / (2**order - 1) / at, order
 
 
-def _finer(step: float, share: float, order: float, finest: float) -> float:
+def _finer(step: float, share: float, order: float) -> float:
     # On the way from a first-order to a second-order error the order grows: expect it to be nearer to two.
-    return max(finest, _rounded(step * max(1 / 16, 0.9 * share ** (2 / (order + 2)))))
+    return step * max(1 / 16, 0.9 * share ** (2 / (order + 2)))
 
 
 def _tail_for(pairs: Pairs, delta: float) -> float:
@@ -214,13 +344,27 @@ def _widest(pairs: Pairs, tail: float) -> float:
 def _first_step(pairs: Pairs, tail: float) -> float:
     # The sum of T losses is about sqrt T cells wide for each cell of one loss: a grid too fine to compose proves little.
     steps = sum(count for _, count in pairs)
-    return _rounded(_widest(pairs, tail) / max(_FEWEST_CELLS, min(_FIRST_CELLS, _FIRST_POINTS / math.sqrt(steps))))
+    return _widest(pairs, tail) / max(_FEWEST_CELLS, min(_FIRST_CELLS, _FIRST_POINTS / math.sqrt(steps)))
 
 
-def _finest_step(pairs: Pairs, tail: float) -> float:
-    return _rounded(_widest(pairs, tail) / _MOST_CELLS)
+def _least_step(stack: Stack, log_delta: float) -> float:
+    """The step with which a frame that resolves delta has about as many points as are composed."""
+    return 2 * (math.sqrt(-2 * log_delta) + 6) * stack.tilt(0.0).deviation / _MOST_COMPOSED
 
 
-def _rounded(step: float) -> float:
-    """Down to a power of sqrt 2, for the cache."""
-    return math.exp2(math.floor(2 * math.log2(step) + 1e-9) / 2)
+def _unit(pairs: Pairs, side: int) -> float:
+    """The largest loss, if there is one kind of pair and its losses are bounded: on a grid that holds it, it is exact."""
+    if len(pairs) > 1:
+        return 0.0
+    span = span_of(pairs[0][0], 1e-300)
+    return (span.high if side == 0 else -span.low) if span.low_closed and span.high_closed else 0.0
+
+
+def _rounded(step: float, unit: float = 0.0) -> float:
+    """Down to a power of sqrt 2, for the cache; or to a part of `unit`: 1/1, 1/2, 1/4, 1/6, 1/8, 1/12, 1/16, ..."""
+    if not 0 < step < unit:
+        return math.exp2(math.floor(2 * math.log2(step) + 1e-9) / 2)
+    half = math.floor(math.log2(unit / step))
+    return unit / next(
+        parts for parts in (2**half, 3 * 2 ** (half - 1), 2 ** (half + 1)) if parts >= unit / step * (1 - 1e-9)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from scipy.optimize import minimize_scalar
 from scipy.special import erfcx
@@ -62,7 +63,7 @@ def saddlepoint(stack: Stack, log_delta: float, at: float) -> Tilt:
 
 
 def tilt_towards(stack: Stack, loss: float) -> Tilt:
-    """The tilt whose mean is `loss`, by bisection."""
+    """The tilt whose mean is `loss`, by bisection; at least a tiny one."""
     low, high = -12.0, math.log(50 / stack.step)
     for _ in range(20):
         middle = (low + high) / 2
@@ -70,27 +71,42 @@ def tilt_towards(stack: Stack, loss: float) -> Tilt:
     return stack.tilt(math.exp(high))
 
 
-def frame_for(stack: Stack, epsilon: float, log_delta: float, at: float) -> Frame:
-    """The shortest of a few frames in which the FFT resolves a delta of about e^log_delta at about `epsilon`.
+@dataclass(frozen=True)
+class Target:
+    """The part of a curve that a frame is to resolve: from delta e^log_top at epsilon `low` to e^log_bottom at `high`."""
+
+    low: float
+    high: float
+    log_top: float
+    log_bottom: float
+
+
+def frame_for(stack: Stack, target: Target, at: float) -> Frame:
+    """The shortest of a few frames in which the FFT resolves `target`; `at` is the tilt that suits its lower end.
 
     A strong tilt of a heavy tail is wide; a gentle one costs digits and needs the bulk of the losses inside.
     """
-    gentle = _gentlest(stack, epsilon, log_delta, at)
+    gentle = _gentlest(stack, target, at)
     proofs = [(order, stack.log_moment(order)) for order in (factor * at for factor in _FACTORS)]
     candidates = {gentle, math.sqrt(gentle * at), at}
-    frames = [_frame(stack, epsilon, log_delta, tilt, proofs) for tilt in sorted(candidates)]
+    frames = [_frame(stack, target, tilt, proofs) for tilt in sorted(candidates)]
     return min(frames, key=lambda frame: (not frame.tight, frame.high - frame.low))
 
 
-def _gentlest(stack: Stack, epsilon: float, log_delta: float, at: float) -> float:
-    """The least tilt at which the FFT's rounding, relative to e^(K(t) - t epsilon), is a small share of delta.
+def _resolved(stack: Stack, log_delta: float) -> float:
+    """The most that K(t) - t epsilon may be for the FFT's rounding to be a small share of delta."""
+    return log_delta + math.log(_NOISE / (ROUNDING * stack.total))
+
+
+def _gentlest(stack: Stack, target: Target, at: float) -> float:
+    """The least tilt at which rounding, relative to e^(K(t) - t epsilon), is a small share of the lowest delta.
 
     The exponent is convex in t, so below its least point it only grows as t falls.
     """
-    allowed = log_delta + math.log(_NOISE / (ROUNDING * stack.total))
+    allowed = _resolved(stack, target.log_bottom)
 
     def exponent(log_at: float) -> float:
-        return stack.log_moment(math.exp(log_at)) - math.exp(log_at) * epsilon
+        return stack.log_moment(math.exp(log_at)) - math.exp(log_at) * target.high
 
     high = math.log(at)
     if exponent(high) > allowed:
@@ -103,25 +119,26 @@ def _gentlest(stack: Stack, epsilon: float, log_delta: float, at: float) -> floa
     return math.exp(high)
 
 
-def _frame(stack: Stack, epsilon: float, log_delta: float, at: float, proofs: list[tuple[float, float]]) -> Frame:
+def _frame(stack: Stack, target: Target, at: float, proofs: list[tuple[float, float]]) -> Frame:
     """The frame for one tilt: so high that little lies above, so wide that little wraps around.
 
     Mass at loss l that wraps by the width w has weight e^(-t w) from below and e^(t w) from above. `proofs` are moments, for
     Chernoff's bounds.
     """
     tilt = stack.tilt(at)
-    limit = log_delta - _NEGLIGIBLE
+    limit = target.log_bottom - _NEGLIGIBLE
     high, order = min(((moment - limit) / order, order) for order, moment in proofs)
-    high = max(high, epsilon + 2 / at, epsilon + stack.step)
     spread = max(tilt.deviation, stack.step)
+    high = max(high, target.high + min(2 / at, 2 * spread), target.high + stack.step)
     lower = [(other, stack.log_moment(other)) for other in (0.0, -1 / spread, -3 / spread, -6 / spread)]
-    width = high - min(epsilon, tilt.mean) + spread
+    width = high - min(target.low, tilt.mean) + spread
+    fits = tilt.log_moment - at * target.low <= _resolved(stack, target.log_top)
     for _ in range(30):
         low = high - width
         below = min(moment - other * low for other, moment in lower) - at * width
-        above = min(moment - other * (epsilon + width) for other, moment in proofs) + at * width
+        above = min(moment - other * (target.low + width) for other, moment in proofs) + at * width
         if max(below, above) < limit:
-            return Frame(at, low, high, True, order)
+            return Frame(at, low, high, fits, order)
         width *= 1.15
     # No width is enough at this tilt (a wrong guess of epsilon): take the bulk, for a better guess.
-    return Frame(at, min(epsilon, tilt.mean) - 8 * spread, high, False, order)
+    return Frame(at, min(target.low, tilt.mean) - 8 * spread, high, False, order)

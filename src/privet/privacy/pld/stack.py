@@ -32,7 +32,7 @@ class Stack:
         self.step = steps[0][0].step
         self.counts = np.array([count for _, count in steps], dtype=np.float64)
         self.total = sum(count for _, count in steps)
-        self.infinite = math.fsum(count * dots.infinite for dots, count in steps)
+        self.truncated = math.fsum(count * dots.truncated for dots, count in steps)
         self.lowest = sum(count * dots.first for dots, count in steps)
         self.support = sum(count * (len(dots.mass) - 1) for dots, count in steps) + 1
         first = min(dots.first for dots, _ in steps)
