@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 Loss = Callable[["Recorder", tuple[Any, ...], dict[str, Any]], Any]
 
 _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+_GAUSSIAN = ("input", "target", "var", "full", "eps", "reduction")
 _KL_DIV = ("input", "target", "size_average", "reduce", "reduction", "log_target")
 
 
@@ -130,6 +133,28 @@ def kl_div(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return out
 
 
+def gaussian_nll_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch raises where a variance is negative, so that one record could end the run: here its own loss is not a number."""
+    given = {**_arguments(_GAUSSIAN, args, kwargs)}
+    scores, target, var, reduction = given["input"], given["target"], given["var"], given["reduction"]
+    if not isinstance(var, Tensor) or reduction not in ("none", "mean", "sum"):
+        return NotImplemented
+    short = var.shape == scores.shape[:-1]
+    single = var.ndim == scores.ndim and sum(n for m, n in zip(scores.shape, var.shape, strict=True) if m != n) == 1
+    if var.shape != scores.shape and not short and not single:
+        return NotImplemented
+    with recorder:
+        var = var.unsqueeze(-1) if short and var.shape != scores.shape else var
+        valid = torch.where(var < 0, math.nan, 1.0)
+        bounded = var.clone()
+        with torch.no_grad():
+            bounded.clamp_(min=given.get("eps", 1e-6))
+        each = 0.5 * (torch.log(bounded) + (scores - target) ** 2 / bounded) * valid
+        if given.get("full", False):
+            each = each + 0.5 * math.log(2 * math.pi)
+        return each if reduction == "none" else getattr(each, reduction)()
+
+
 def l1_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch 2.13 does not hand on the weight of ``F.l1_loss`` to whoever listens: it is seen in the caller's frame."""
     frame = sys._getframe(1)
@@ -140,5 +165,11 @@ def l1_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return NotImplemented
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "nll_loss": nll_loss, "kl_div": kl_div, "l1_loss": l1_loss}
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "nll_loss": nll_loss,
+    "kl_div": kl_div,
+    "l1_loss": l1_loss,
+    "gaussian_nll_loss": gaussian_nll_loss,
+}
 """Losses that are computed here, by the name of their function in ``torch.nn.functional``."""

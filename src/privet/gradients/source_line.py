@@ -22,3 +22,11 @@ def source_line() -> str:
             break
         frame = frame.f_back
     return ""
+
+
+def is_called_by(package: str) -> bool:
+    """Whether the innermost call that is not this library's is in a package of torch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).startswith(package)

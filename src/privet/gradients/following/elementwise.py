@@ -17,7 +17,12 @@ from privet.gradients.layout import UNKNOWN
     "relu6 round rsqrt sigmoid sign sgn signbit sin sinc sinh softplus softsign hardtanh hardswish hardsigmoid hardshrink",
     "softshrink tanhshrink threshold elu selu celu leaky_relu gelu silu mish logsigmoid log_sigmoid sqrt square tan tanh",
     "trunc nan_to_num isnan isinf isfinite isposinf isneginf bitwise_not logical_not invert dropout alpha_dropout",
-    "special_expit special_erf special_log1p special_expm1 i0 angle real imag",
+    "angle real imag i0 igamma igammac lshift rshift bitwise_left_shift bitwise_right_shift",
+    "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma special_entr",
+    "special_erf special_erfc special_erfcx special_erfinv special_exp2 special_expit special_expm1 special_gammainc",
+    "special_gammaincc special_gammaln special_i0 special_i0e special_i1 special_i1e special_log1p special_log_ndtr",
+    "special_logit special_multigammaln special_ndtr special_ndtri special_polygamma special_psi special_round special_sinc",
+    "special_xlog1py special_xlogy special_zeta",
     # copies
     "clone detach alias contiguous float double half bfloat16 long int short bool byte char type cpu cuda",
     "deepcopy __deepcopy__ requires_grad data zero fill",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from privet.gradients.following.moved import Moved, aligned, place
@@ -11,7 +15,10 @@ from privet.gradients.layout import UNKNOWN, Position, position, stride_at
 
 @follows("cat concat concatenate", beside=by_broadcasting)
 def _cat(moved: Moved) -> int:
-    dim = moved.argument(1, "dim", moved.kwargs.get("axis", 0)) % moved.out.ndim
+    return _joined_along(moved, moved.argument(1, "dim", moved.kwargs.get("axis", 0)) % moved.out.ndim)
+
+
+def _joined_along(moved: Moved, dim: int) -> int:
     at = moved.at
     if at is None:
         return UNKNOWN
@@ -22,6 +29,39 @@ def _cat(moved: Moved) -> int:
     if any(place is None or place.dim != dim or place.inner != at.inner for place in places):
         return UNKNOWN
     return stride_at(moved.out.shape, dim, at.inner)
+
+
+@follows("hstack", beside=by_broadcasting)
+def _hstack(moved: Moved) -> int:
+    return _joined_along(moved, min(1, moved.out.ndim - 1))
+
+
+def _widened(moved: Moved, shape: Callable[[Tensor], tuple[int, ...]], dim: int) -> int:
+    """Tensors of too few dimensions get new ones, and then all are joined along `dim`; a stride survives the new shape."""
+    with torch._C.DisableTorchFunction():
+        tensors = [(tensor.detach().reshape(shape(tensor)), stride) for tensor, stride in moved.tensors]
+    source = next(tensor for tensor, stride in tensors if stride is not None)
+    return _joined_along(replace(moved, tensors=tensors, source=source), dim)
+
+
+def _beside_below(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    """A vector becomes a row."""
+    return at.dim - 1 if constant.ndim == 1 else at.dim
+
+
+@follows("vstack row_stack", beside=_beside_below)
+def _vstack(moved: Moved) -> int:
+    return _widened(moved, lambda t: (1, len(t)) if t.ndim == 1 else tuple(t.shape), 0)
+
+
+@follows("dstack", beside=_beside_below)
+def _dstack(moved: Moved) -> int:
+    return _widened(moved, lambda t: (1,) * (2 - t.ndim) + (*t.shape, 1) if t.ndim < 3 else tuple(t.shape), 2)
+
+
+@follows("column_stack", beside=lambda moved, constant, at: at.dim)
+def _column_stack(moved: Moved) -> int:
+    return _widened(moved, lambda t: (t.numel(), 1) if t.ndim < 2 else tuple(t.shape), 1)
 
 
 def _beside_in_stack(moved: Moved, constant: Tensor, at: Position) -> int | None:
@@ -61,9 +101,19 @@ def _pieces(moved: Moved) -> int:
     return _piece(moved, dim, start if number else 0)
 
 
-@follows("tensor_split split_with_sizes hsplit vsplit")
+@follows("tensor_split split_with_sizes vsplit")
 def _uneven_pieces(moved: Moved) -> int:
     return _piece(moved, moved.argument(2, "dim", 0), None)
+
+
+@follows("hsplit")
+def _hsplit(moved: Moved) -> int:
+    return _piece(moved, min(1, moved.source.ndim - 1), None)
+
+
+@follows("dsplit")
+def _dsplit(moved: Moved) -> int:
+    return _piece(moved, 2, None)
 
 
 @follows("narrow")

@@ -54,6 +54,28 @@ def _row_loss(moved: Moved) -> int:
     return _reduced_loss(moved, at.inner, None)
 
 
+@follows("ctc_loss")
+def _ctc(moved: Moved) -> int:
+    """Scores of the shape (steps, records, classes), targets of the shape (records, length), and a length of each."""
+    scores, targets = moved.args[:2]
+    lengths = moved.args[2:4]
+    strides = {id(tensor): stride for tensor, stride in moved.tensors}
+    if not isinstance(targets, Tensor) or scores.ndim != 3 or targets.ndim != 2 or len(lengths) != 2:
+        return UNKNOWN
+    for given, dim in ((scores, 1), (targets, 0), (lengths[0], 0), (lengths[1], 0)):
+        stride = strides.get(id(given))
+        at = None if stride is None else position(given.shape, stride, moved.records)
+        if at is not None and (at.dim != dim or at.outer != 1 or at.inner != 1):
+            return UNKNOWN
+        if at is None and (dim == 1 or given is targets or not _all_alike(given)):
+            return UNKNOWN
+    return _reduced_loss(moved, 1, 5)
+
+
+def _all_alike(lengths: Any) -> bool:
+    return len(set(lengths.tolist() if isinstance(lengths, Tensor) else lengths)) == 1
+
+
 def joined_shape(name: str, moved: Moved) -> Sequence[int]:
     """The shape of the losses of a loss that has joined its records, before it has; empty where it is no such loss."""
     known = FOLLOWERS.get(name)

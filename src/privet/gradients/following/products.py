@@ -79,24 +79,78 @@ def _product(moved: Moved, left: Tensor, right: Tensor) -> int:
 
 
 def _beside_in_equation(moved: Moved, constant: Tensor, at: Position) -> int | None:
-    inputs, output = moved.args[0].replace(" ", "").split("->")
-    terms = zip(inputs.split(","), moved.tensors, strict=False)
-    return next((term.find(output[at.dim]) for term, (tensor, _) in terms if tensor is constant), -1)
+    found = _terms(moved)
+    if found is None:
+        return None
+    terms, output = found
+    pairs = zip(terms, moved.tensors, strict=False)
+    return next((term.find(output[at.dim]) for term, (tensor, _) in pairs if tensor is constant), -1)
+
+
+def _terms(moved: Moved) -> tuple[list[str], str] | None:
+    """The letters of each factor of an ``einsum`` and of its result, with a letter of its own for each dimension of the dots."""
+    equation = moved.args[0]
+    if not isinstance(equation, str):
+        return None
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(moved.tensors):
+        return None
+    dots = max(
+        (t.ndim - len(term) + 3 for term, (t, _) in zip(terms, moved.tensors, strict=True) if "." in term), default=0
+    )
+    letters = "".join(chr(0x4E00 + i) for i in range(dots))
+    whole = []
+    for term, (tensor, _) in zip(terms, moved.tensors, strict=True):
+        own = tensor.ndim - len(term) + 3 if "." in term else 0
+        whole.append(term.replace("...", letters[dots - own :]))
+    if not arrow:
+        every = "".join(terms).replace(".", "")
+        output = "..." + "".join(sorted(letter for letter in set(every) if every.count(letter) == 1))
+    return whole, output.replace("...", letters)
 
 
 @follows("einsum", beside=_beside_in_equation)
 def _einsum(moved: Moved) -> int:
-    equation = moved.args[0]
-    if not isinstance(equation, str) or "->" not in equation or "." in equation:
+    found = _terms(moved)
+    if found is None:
         return UNKNOWN
-    inputs, output = equation.replace(" ", "").split("->")
+    terms, output = found
     letters = set()
-    for term, (tensor, stride) in zip(inputs.split(","), moved.tensors, strict=False):
+    for term, (tensor, stride) in zip(terms, moved.tensors, strict=True):
         if stride is not None:
             at = position(tensor.shape, stride, moved.records)
             letters.add(term[at.dim] if at and term.count(term[at.dim]) == 1 else "")
     letter = letters.pop() if len(letters) == 1 else ""
     return place(moved, output.index(letter)) if letter and output.count(letter) == 1 else UNKNOWN
+
+
+@follows("tensordot")
+def _contracted(moved: Moved) -> int:
+    """The dimensions of the first factor that are left, then those of the second; one factor holds records."""
+    left, right, *sums = moved.args
+    if len(sums) < 2 or moved.at is None or not moved.single():
+        return UNKNOWN
+    first = moved.source is left
+    summed = [{d % factor.ndim for d in each} for factor, each in ((left, sums[0]), (right, sums[1]))]
+    gone = summed[0] if first else summed[1]
+    if moved.at.dim in gone:
+        return UNKNOWN
+    before = 0 if first else left.ndim - len(summed[0])
+    return place(moved, before + moved.at.dim - sum(d < moved.at.dim for d in gone))
+
+
+@follows("inner")
+def _inner(moved: Moved) -> int:
+    left, right = moved.args[0], moved.argument(1, "other")
+    if not isinstance(right, Tensor) or not left.ndim or not right.ndim:
+        return UNKNOWN
+    return _contracted(replace(moved, args=(left, right, (-1,), (-1,)), kwargs={}))
+
+
+@follows("outer ger")
+def _outer(moved: Moved) -> int:
+    return place(moved, 0 if moved.source is moved.args[0] else 1) if moved.single() else UNKNOWN
 
 
 @follows("cdist", beside=by_broadcasting)
@@ -121,27 +175,27 @@ def _bilinear(moved: Moved) -> int:
     return place(moved, at.dim)
 
 
-def _compared(moved: Moved, named: bool) -> tuple[tuple[int, ...], set[int]]:
+def _compared(moved: Moved, default: int) -> tuple[tuple[int, ...], set[int]]:
     """The shape of what two tensors are compared in, and the dimension of it that is gone afterwards."""
     shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
-    dim = moved.argument(2, "dim", 1) if named else -1
+    dim = moved.argument(2, "dim", default) if default > 0 else moved.kwargs.get("dim", default)
     return tuple(shape), {dim % len(shape)} if isinstance(dim, int) else set()
 
 
-def _beside_compared(named: bool) -> Beside:
+def _beside_compared(default: int) -> Beside:
     def beside(moved: Moved, constant: Tensor, at: Position) -> int | None:
-        shape, gone = _compared(moved, named)
+        shape, gone = _compared(moved, default)
         fell = moved.out.ndim < len(shape) and min(gone, default=len(shape)) <= at.dim
         return at.dim + fell + constant.ndim - len(shape)
 
     return beside
 
 
-@follows("cosine_similarity", beside=_beside_compared(True))
+@follows("cosine_similarity", beside=_beside_compared(1))
 def _cosine(moved: Moved) -> int:
-    return without(moved, *_compared(moved, True))
+    return without(moved, *_compared(moved, 1))
 
 
-@follows("pairwise_distance", beside=_beside_compared(False))
+@follows("pairwise_distance linalg_vecdot", beside=_beside_compared(-1))
 def _pairwise(moved: Moved) -> int:
-    return without(moved, *_compared(moved, False))
+    return without(moved, *_compared(moved, -1))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from privet.gradients.following.moved import Moved, outside, place
+from privet.gradients.following.moved import Follow, Moved, place
 from privet.gradients.following.registry import follows
 from privet.gradients.layout import UNKNOWN, stride_at
 
@@ -53,8 +53,28 @@ def _repeated_in_place(moved: Moved) -> int:
 
 @follows("diag_embed")
 def _diag_embed(moved: Moved) -> int:
-    plain = len(moved.args) == 1 and not moved.kwargs
-    return outside(moved, 1) if plain else UNKNOWN
+    """The last dimension becomes a diagonal of two; the others stay in their order."""
+    at, n = moved.at, moved.out.ndim
+    if at is None or not moved.only_first() or at.dim == moved.source.ndim - 1:
+        return UNKNOWN
+    made = {moved.argument(2, "dim1", -2) % n, moved.argument(3, "dim2", -1) % n}
+    return place(moved, [d for d in range(n) if d not in made][at.dim])
+
+
+def _diagonal_of(dim1: int, dim2: int) -> Follow:
+    def follow(moved: Moved) -> int:
+        """Two dimensions become one, the last."""
+        at, n = moved.at, moved.source.ndim
+        gone = {moved.argument(2, "dim1", dim1) % n, moved.argument(3, "dim2", dim2) % n}
+        if at is None or not moved.only_first() or at.dim in gone:
+            return UNKNOWN
+        return place(moved, at.dim - sum(d < at.dim for d in gone))
+
+    return follow
+
+
+follows("diagonal")(_diagonal_of(0, 1))
+follows("linalg_diagonal")(_diagonal_of(-2, -1))
 
 
 @follows("pad constant_pad_nd")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.following.moved import Moved, is_along, place
+from privet.gradients.following.moved import Moved, along, is_along, place
 from privet.gradients.following.registry import by_broadcasting, follows
 from privet.gradients.layout import UNKNOWN, Position, position, stride_at
 
@@ -60,6 +60,36 @@ def _scattered(moved: Moved) -> int:
     ):
         return UNKNOWN
     return is_along(moved, 1, None)
+
+
+@follows("searchsorted", beside=by_broadcasting)
+def _searched(moved: Moved) -> int:
+    """Boundaries that all values share hold no records; others hold those of their rows."""
+    boundaries, values = moved.args[0], moved.argument(1, "input")
+    if not isinstance(values, Tensor) or moved.kwargs.get("sorter") is not None:
+        return UNKNOWN
+    if boundaries.ndim == 1:
+        at = moved.at
+        return place(moved, at.dim) if at and moved.source is values and moved.single() else UNKNOWN
+    return is_along(moved, len(moved.args), -1)
+
+
+def _beside_selected(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    dim: int = moved.argument(2, "dim") % moved.out.ndim
+    return at.dim - (dim < at.dim) if constant.ndim < moved.out.ndim else at.dim
+
+
+@follows("select_scatter", beside=_beside_selected)
+def _select_written(moved: Moved) -> int:
+    """A slice of one along `dim` is replaced: with this dimension, it has the shape of the tensor."""
+    dim = moved.argument(2, "dim")
+    with torch._C.DisableTorchFunction():
+        whole = [(t if t.ndim == moved.out.ndim else t.detach().unsqueeze(dim), s) for t, s in moved.tensors]
+    source = next(tensor for tensor, stride in whole if stride is not None)
+    return is_along(replace(moved, tensors=whole, source=source), 2, None)
+
+
+follows("slice_scatter", beside=by_broadcasting)(along(2, 0))
 
 
 @follows("gather", beside=by_broadcasting)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known, joined_shape
 from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, position, stride_at
-from privet.gradients.marks import RANDOM, Mark, mark_of, set_mark
+from privet.gradients.marks import FREE, RANDOM, Mark, mark_of, set_mark
 from privet.gradients.recorder.knowledge import Knowledge
 from privet.gradients.vocabulary import DIVIDING, MULTIPLYING, tensors_in
 
@@ -48,6 +48,9 @@ class Marking(Knowledge):
                 set_mark(tensor, Mark(current.token, UNKNOWN if why else 0, why))
                 if in_place:
                     self._note_writing(tensor, 0, why)
+                continue
+            if not in_place and not why and _is_empty(name, args, known, tensor, source, first, current.records):
+                set_mark(tensor, FREE)
                 continue
             moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
             stride = self._place_of_writing(name, moved) if in_place else follow(name, moved)
@@ -190,6 +193,22 @@ def _has_shape_of_records(name: str, args: tuple[Any, ...], known: list[tuple[Te
     masks = {id(t) for t, mark in known if mark is not None and t.dtype in (torch.bool, torch.uint8)}
     indexed = name in ("__getitem__", "getitem") and any(id(t) in masks for t in tensors_in(args[1:]))
     return indexed or name in ("where", "repeat_interleave", "one_hot")
+
+
+def _is_empty(
+    name: str,
+    args: tuple[Any, ...],
+    known: list[tuple[Tensor, Mark | None]],
+    out: Tensor,
+    source: Tensor,
+    stride: int,
+    records: int,
+) -> bool:
+    """Whether a result has a place for each record, and nothing in it: then it holds no value of theirs."""
+    at = position(source.shape, stride, records) if not out.numel() else None
+    if at is None or out.ndim != source.ndim or out.shape[at.dim] != source.shape[at.dim]:
+        return False
+    return not _has_shape_of_records(name, args, known)
 
 
 def _same_for_all(tensor: Tensor, at: Position) -> bool:

@@ -27,6 +27,8 @@ from privet.gradients.marks import FREE, RANDOM, Mark, Pass, mark_of, set_mark
 from privet.gradients.operation import REFUSED, RULES, Operation
 from privet.gradients.recorder.knowledge import UnsupportedModelError
 from privet.gradients.recorder.marking import Marking
+from privet.gradients.singular import WITHOUT_RAISING
+from privet.gradients.source_line import is_called_by
 from privet.gradients.tap import Receive, copies, tap
 from privet.gradients.use import Use
 from privet.gradients.vocabulary import (
@@ -47,6 +49,11 @@ from privet.gradients.vocabulary import (
 NOT_PUBLIC = (
     "private.public(function) was given a private batch, or what was computed from one: in the function, nothing may come "
     "from a record."
+)
+
+VALIDATED = (
+    "torch.distributions looks at values of the records and raises because of one: build the distribution with "
+    "validate_args=False, or call torch.distributions.Distribution.set_default_validate_args(False)"
 )
 
 
@@ -190,6 +197,9 @@ class Recorder(Marking, TorchFunctionMode):
             out = LOSSES[name](self, args, kwargs)
             if out is not NotImplemented:
                 return out
+        if name in WITHOUT_RAISING and not alone and "out" not in kwargs:
+            with self:
+                return WITHOUT_RAISING[name](*args, **kwargs)
         combines = tracked and torch.is_grad_enabled() and not alone
         apart = combines or name in TAKEN_APART or not is_known(name)
         if isinstance(func, FunctionType) and not alone and apart and func not in self._taken_apart:
@@ -280,7 +290,9 @@ class Recorder(Marking, TorchFunctionMode):
             set_mark(args[0], self.current.unknown("a hook on a tensor of the records may change their gradients"))
         elif not self.current.escaped and not self.current.trusting:
             self.current.escaped = (
-                f"`{name.strip('_')}` reads a value of the records{self._where()}, and the loss is computed after it"
+                VALIDATED
+                if is_called_by("torch.distributions")
+                else f"`{name.strip('_')}` reads a value of the records{self._where()}, and the loss is computed after it"
             )
         return func(*args, **kwargs)
 
