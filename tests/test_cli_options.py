@@ -81,7 +81,7 @@ def test_an_option_is_used_or_refused(verb: str, way: options.Way, parameter: An
     said = str(refused.value)
     assert written(parameter)[0] in said or parameter.name.upper() in said
     assert "eave it out" in said and (way.named in said or parameter.name in way.only)
-    elsewhere = [other for other in WAYS[verb].values() if parameter.name in other.uses]
+    elsewhere = [o for o in WAYS[verb].values() if parameter.name in o.uses and written(parameter)[0] not in o.named]
     assert parameter.name in way.only or not elsewhere or "or use it with" in said
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
 from privet.methods import dpsgd
+from privet.models.on_features import OnFeatures
 from privet.privacy import Ledger
 from privet.randomness import before_training
 from privet.recipes.methods import Method, method_named
@@ -79,6 +80,7 @@ def fit(
     if lot < 1:
         raise InputError(f"{dataset.name} has {len(dataset.train)} training records, too few for {recipe.name}.")
     model = build_model(recipe, dataset, seed)
+    _check_used(recipe, settings, chosen, model)
     run = RunFolder(folder, resume=resume) if folder is not None else None
     ledger = run.ledger if run is not None else Ledger()
     try:
@@ -89,6 +91,23 @@ def fit(
         if run is not None:
             run.close()
     return Fitted(chosen, settings, prepared, trained.ledger, trained.plan, trained.steps, trained.history)
+
+
+def _check_used(recipe: Recipe, settings: Settings, method: Method, model: nn.Module) -> None:
+    """Raise where the recipe states a setting that this method or this model does not use."""
+    unused = {
+        "noise_multiplier": (not method.states_noise, f"the method {method.key} calibrates its noise to the budget")
+    }
+    on_features = isinstance(model, OnFeatures)
+    for name in ("mean_noise", "whitening_noise"):
+        unused[name] = (not on_features, f"the model {recipe.model.name} has no features to standardise")
+    unused["components_noise"] = (on_features, f"the model {recipe.model.name} has no projection")
+    for name, (is_unused, why) in unused.items():
+        if is_unused and getattr(settings, name):
+            raise InputError(
+                f"The recipe {recipe.name} states {name}, which would not be used: {why}. Take it out of the recipe, or choose "
+                f"another method or model."
+            )
 
 
 def _train(
