@@ -74,13 +74,13 @@ def test_an_attack_leaves_the_public_records_out(finished):
     ("arguments", "sentence"),
     [
         (["--method", "pate"], "--method pate needs public records without labels"),
-        (["--public", "100"], "belong to --method pate"),
+        (["--public", "100"], "use it with --method pate"),
         (["--method", "pate", "--public", "0"], "none were given"),
         (["--method", "pate", "--public", "360"], "leave at least one to test on"),
         (["--method", "pate", "--public", "digits"], "digits is what is to be protected"),
         (["--method", "pate", "--public", "nothing"], "There is no data set 'nothing'"),
-        (["--method", "pate", "--public", "100", "--resume"], "is not resumed"),
-        (["--method", "pate", "--public", "100", "--form", "isotropic"], "belong to --method optimized-noise"),
+        (["--method", "pate", "--public", "100", "--resume"], "its answers are released at once"),
+        (["--method", "pate", "--public", "100", "--form", "isotropic"], "use it with --method optimized-noise"),
     ],
 )
 def test_bad_usage_is_said_before_anything_is_written(arguments, sentence, tmp_path):

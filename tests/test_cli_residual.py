@@ -169,16 +169,22 @@ def test_noise_on_the_input_is_proved_and_weights_of_strategy_two_are_not(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train", "--data", "digits", "--gamma", "1"], "belong to --method residual"),
+        (["train", "--data", "digits", "--gamma", "1"], "use it with --method residual or residual-dpsgd"),
         (["train", "--data", "digits", "--method", "residual", "--gamma", "0"], "there is no noise"),
-        (["train", "--data", "digits", "--method", "residual", "--recipe", "images"], "leave --recipe"),
+        (
+            ["train", "--data", "digits", "--method", "residual", "--recipe", "images"],
+            "it has a schedule of its own. Leave it out",
+        ),
         (["train", "--data", "digits", "--method", "residual", "--strategy", "II", "--pi", "1"], "of strategy I"),
-        (["train", "--data", "digits", "--method", "residual-dpsgd", "--pi", "1"], "proof from DP-SGD"),
+        (
+            ["train", "--data", "digits", "--method", "residual-dpsgd", "--pi", "1"],
+            "its proof and its length are those of DP-SGD",
+        ),
         (["reproduce", "wang-idc"], "give them with --data folder:PATH"),
-        (["reproduce", "digits-linear", "--data", "digits"], "--data does not go with digits-linear"),
-        (["reproduce", "wang-cifar10", "--method", "dpsgd"], "--method does not go with wang-cifar10"),
-        (["reproduce", "triastcyn-mnist", "--method", "dpsgd"], "--method does not go with triastcyn-mnist"),
-        (["reproduce", "wang-reversal", "--epsilon", "1"], "--epsilon does not go with wang-reversal"),
+        (["reproduce", "digits-linear", "--data", "digits"], "--data is not used by the recipe digits-linear"),
+        (["reproduce", "wang-cifar10", "--method", "dpsgd"], "--method is not used by wang-cifar10"),
+        (["reproduce", "triastcyn-mnist", "--method", "dpsgd"], "--method is not used by triastcyn-mnist"),
+        (["reproduce", "wang-reversal", "--epsilon", "1"], "--epsilon is not used by wang-reversal"),
         (["reproduce", "wang-cifar10", "--line", "99"], "has the lines 1 to"),
     ],
 )

@@ -50,7 +50,7 @@ def test_copies_are_counted_exactly_and_within_a_tolerance():
     assert exact.of_holdout == 1
     near = exact_copies(synthetic, TRAINING, HOLDOUT, tolerance=0.01)
     assert (near.of_training, near.of_holdout) == (5, 1)
-    assert "5 of 6 synthetic rows are copies within 0.01" in str(near)
+    assert "5 of 6 synthetic rows are copies within 0.01 of one of 300 training records" in str(near)
     assert exact_copies(torch.tensor([[0.0]]), torch.tensor([[-0.0]]), torch.tensor([[1.0]])).of_training == 1
 
 

@@ -318,3 +318,18 @@ def test_the_kinds_of_noise_make_private_takes() -> None:
             model, torch.optim.SGD(model.parameters(), lr=0.1), records(), noise=ShapedNoise,
             noise_multiplier=privet.privacy.Schedule.constant(1.0, 6), **KNOWN,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"form": "isotropic", "decay": 0.5}, "decay is of the form 'grouped'"),
+        ({"as_published": True, "decay": 0.5}, "decay is of the form 'grouped'"),
+        ({"noise": GaussianNoise}, "chooses noise and clipping"),
+        ({"form": "elliptical", "clipping": FlatClipping(1.0)}, "chooses noise and clipping"),
+        ({"as_published": True, "accountant": "pld"}, "leave the accountant out"),
+    ],
+)
+def test_arguments_that_a_form_does_not_use_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        trained(**changes)

@@ -145,11 +145,10 @@ def test_rows_of_a_table_go_through_dpgan_and_the_noise_layer():
         synthesize(METHODS["random"], rows)
 
 
-def test_dpgan_counts_public_labels_with_noise_too():
+def test_dpgan_counts_labels_with_noise():
     """Exact counts of the classes would tell of a record that was added, whoever knows the labels."""
-    _, protected = synthesize(METHODS["dpgan"])
-    _, public = synthesize(METHODS["dpgan"], labels="public")
-    assert len(protected) == len(public)
+    _, ledger = synthesize(METHODS["dpgan"])
+    assert next(iter(ledger))[0] != max(ledger, key=lambda run: run[1])[0]  # the counts, before the steps
 
 
 def test_an_embedding_of_one_s_own_stands_in_front_of_the_noise():

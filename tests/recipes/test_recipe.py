@@ -1,6 +1,7 @@
 """Every recipe that comes with Privet: it loads, says where its settings came from, and keeps its budget."""
 
 import math
+from importlib import resources
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def plain():
     [
         (lambda r: r["origins"].pop("clip"), "does not say where 'clip' came from"),
         (lambda r: r["origins"]["clip"].update(source="test records"), "should be one of"),
-        (lambda r: r["settings"].pop("epochs"), "either steps or epochs"),
+        (lambda r: (r["settings"].pop("epochs"), r["origins"].pop("epochs")), "either steps or epochs"),
         (lambda r: (r["settings"].update(lr=3), r["origins"].update(lr=r["origins"]["clip"])), "'lr' is not a field"),
         (lambda r: r.update(budgets=[]), "at least one row"),
         (lambda r: r["model"].update(name="os.system"), "no model of privet.models"),
@@ -186,3 +187,51 @@ def test_a_data_set_that_does_not_fit_the_model_is_said():
         fit(load("mnist-scattering"), toy((12,)), epsilon=1.0, delta=DELTA)
     with pytest.raises(InputError, match="too few"):
         fit(load("abadi-mnist"), toy((28, 28)), epsilon=1.0, delta=DELTA, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"nose": 1.0}, "nose"),
+        ({"learning_rate_end": 0.1}, "'learning_rate_end' is not used without 'decay_epochs'"),
+        ({"whitening_power": -0.5}, "'whitening_power' is not used without 'whitening_noise'"),
+    ],
+)
+def test_a_setting_that_changes_nothing_is_refused(tmp_path, change, said):
+    path = changed_recipe(tmp_path, change)
+    with pytest.raises(InputError, match=said):
+        load(str(path))
+
+
+def test_an_origin_of_nothing_is_refused(tmp_path):
+    path = changed_recipe(tmp_path, {}, {"momentum_of_old": {"source": "convention", "note": "left from before"}})
+    with pytest.raises(InputError, match="'momentum_of_old' came from, which is stated nowhere"):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "method", "said"),
+    [
+        (
+            {"noise_multiplier": 2.0},
+            "optimized-noise",
+            "noise_multiplier, which would not be used: the method optimized-noise",
+        ),
+        ({"mean_noise": 20.0}, "dpsgd", "mean_noise, which would not be used: the model"),
+        ({"whitening_noise": 20.0}, "dpsgd", "whitening_noise, which would not be used"),
+    ],
+)
+def test_a_setting_that_the_method_or_the_model_does_not_use_is_refused(tmp_path, change, method, said):
+    recipe = load(str(changed_recipe(tmp_path, change)))
+    with pytest.raises(InputError, match=said):
+        fit(recipe, data.load("digits"), epsilon=3.0, delta=1e-5, method=method, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def changed_recipe(folder, settings, origins=None):
+    plain = yaml.safe_load(resources.files("privet.recipes").joinpath("digits-linear.yaml").read_text())
+    plain["settings"] |= settings
+    plain["origins"] |= {name: {"source": "convention", "note": "for this test"} for name in settings} | (origins or {})
+    path = folder / "own.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    return path

@@ -13,6 +13,7 @@ from privet.report import OtherRun, RunRecord, SyntheticSummary, find_others, wr
 from privet.report.card import card, markdown
 from privet.report.data_mark import mark_of
 from privet.report.others import together
+from privet.report.record import Stated
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
 
@@ -220,7 +221,15 @@ def test_runs_that_protect_something_else_are_not_added_up(record, ledger):
 
 def test_nobody_looked_and_none_found_are_different_sentences(record, ledger):
     assert "They were not looked for" in text(record, ledger)
-    assert "None was found beside this run" in text(dataclasses.replace(record, others=()), ledger)
+    none = text(dataclasses.replace(record, others=()), ledger)
+    assert f"None was found beside this run when it was made, on {record.created[:10]}" in none
+
+
+def test_a_use_that_nobody_stated_is_not_invented(record, ledger):
+    assert card(record, ledger)["intended_use"] == ""
+    assert "## Intended use\n\nNot stated.\n" in text(record, ledger)
+    stated = dataclasses.replace(record, stated=Stated(intended_use="Sorting post."))
+    assert "## Intended use\n\nSorting post.\n" in text(stated, ledger)
 
 
 def test_the_verb_keeps_what_a_person_states(finished_run, tmp_path):

@@ -87,3 +87,11 @@ def test_a_long_name_of_the_data_is_cut(record):
 
 def test_a_ledger_without_events_can_be_drawn(record):
     assert way_of(record, Ledger()).stages
+
+
+@pytest.mark.parametrize(("passes", "said"), [(1, "1 pass"), (2, "2 passes")])
+def test_passes_of_residual_perturbation_are_not_called_steps(record, passes, said):
+    """Its ledger has an entry for each pass: two of them were drawn as a step that is done twice, of 3,750."""
+    ours = dataclasses.replace(record, place="residual mapping", settings={"Steps": "3,750"})
+    details = [stage.detail for stage in way_of(ours, of(Gaussian(1.0), passes)).stages]
+    assert f"3,750 times in {said}" in details and "twice" not in details

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from privet.cli import app
 from privet.errors import InputError, PrivetError
 from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled, PureEpsilon
-from privet.report import RunRecord, render, words, write_page
+from privet.report import RunRecord, SyntheticSummary, render, words, write_page
 from privet.report.others import together
+from privet.report.record import Rate
 from privet.report.statement import meaning
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
@@ -220,8 +221,29 @@ def test_too_few_non_members_for_a_rate_are_named(page):
     ],
 )
 def test_the_verdict_follows_the_interval(record, ledger, low, high, verdict):
-    attack = dataclasses.replace(record.attack, low=low, high=high)
+    rates = tuple(Rate(rate.fpr, rate.fpr, 0.0, 1.0) for rate in record.attack.rates)
+    attack = dataclasses.replace(record.attack, low=low, high=high, rates=rates)
     assert verdict in render(dataclasses.replace(record, attack=attack), ledger)
+
+
+def test_the_verdict_does_not_contradict_the_rates_in_the_table(record, ledger):
+    """The area of an attack that finds a few records for sure can be a coin's."""
+    rates = (Rate(0.001, 0.02, 0.01, 0.03), Rate(0.01, 0.01, 0.005, 0.02))
+    attack = dataclasses.replace(record.attack, low=0.49, high=0.51, rates=rates)
+    page = " ".join(render(dataclasses.replace(record, attack=attack), ledger).split())
+    assert "The attack does no better than a coin" not in page
+    assert "at 0.1 % false positives it finds more members than a coin" in page
+
+
+def test_the_page_claims_nothing_of_rows_that_was_not_checked(record, ledger):
+    made = dataclasses.replace(record, synthetic=SyntheticSummary(rows=10_000, files=("release/data.csv",)))
+    page = render(made, ledger)
+    assert "is a record." not in page and "internal/quality.md" in page
+
+
+def test_other_runs_are_those_of_a_date(record, ledger):
+    page = " ".join(render(dataclasses.replace(record, others=()), ledger).split())
+    assert f"None was found beside this one, when it was made on {record.created[:10]}" in page
 
 
 def test_a_run_without_attack_or_history_still_has_a_page(record, ledger):

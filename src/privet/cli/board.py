@@ -127,23 +127,31 @@ def table(result: Result) -> None:
 
 
 def _cells(outcome: Outcome) -> list[str]:
-    from privet.audit.result import round_down
     from privet.privacy.spent import round_up
 
     row, record, spent, standing = outcome.row, outcome.record, outcome.spent, outcome.standing
     if record is None or spent is None or standing is None:
         return [row.method, f"{row.state}: {row.reason}", *[""] * 7]
-    audit, attack, rate = outcome.audit, record.attack, outcome.lowest_rate
+    attack, rate = record.attack, outcome.lowest_rate
     return [
         row.method,
         (MARKS | (VACUOUS_MARKS if standing.vacuous else {}))[standing.kind],
         f"{100 * record.accuracy:.2f} %",
         round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
-        f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{', refuted' * audit.refuted}"
-        if audit
-        else "",
+        _audited(outcome),
         f"{attack.auc:.3f}" if attack else "",
         f"{100 * rate.tpr:.3g} %" if rate else "",
         f"{row.seconds:.0f}",
         f"{row.peak_megabytes:.0f}" if row.peak_megabytes else "",
     ]
+
+
+def _audited(outcome: Outcome) -> str:
+    """The bound of the audit, and of what it is one: the epsilon of one step is not that of the run."""
+    from privet.audit.result import round_down
+    from privet.privacy.spent import round_up
+
+    if (audit := outcome.audit) is None:
+        return ""
+    part = "" if outcome.whole_audit else ", of a part of the run"
+    return f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{part}{', refuted' * audit.refuted}"

@@ -54,7 +54,7 @@ RECORDS = "data schema no_header public_size hold_out unprotected_test"
 
 _TRAIN = f"{RECORDS} {OUTPUT} out method delta tuned_from seed"
 _BUDGET = {"epsilon": "its noise is set by --gamma and --pi, and its epsilon follows from them"}
-_RESUME = {"resume": "it starts anew: give another folder with --out"}
+_RESUME = {"resume": "it starts anew, in another folder"}
 _OWN_RECIPE = {"recipe": "it has a schedule of its own"}
 TRAIN = {
     "dpsgd": _way("--method dpsgd", _TRAIN, "epsilon recipe resume"),
@@ -76,7 +76,7 @@ TRAIN = {
         "--method pate",
         _TRAIN,
         "epsilon recipe public teachers queries sure",
-        why_not={"resume": "its answers are released at once: give another folder with --out"},
+        why_not={"resume": "its answers are released at once, and another run has another folder"},
     ),
 }
 
@@ -199,7 +199,7 @@ def check(context: typer.Context, way: Way, others: Iterable[Way] = (), named: s
     for name, option in given(context).items():
         if name not in way.uses:
             why = f": {way.why_not[name]}" if name in way.why_not else ""
-            users = [other.named for other in others if name in other.uses]
+            users = [other.named for other in others if name in other.uses and option not in other.named]
             out = f", or use it with {_either(users)}" if users else ""
             raise InputError(f"{option} is not used by {named}{why}. Leave it out{out}.")
         if name in way.only and not way.only[name].met(context.params):
@@ -221,6 +221,6 @@ def given(context: typer.Context) -> dict[str, str]:
 def _either(names: list[str]) -> str:
     """ "--method a, b or c": what all begin with is said once."""
     option = names[0].split()[0]
-    if all(name.startswith(f"{option} ") for name in names[1:]):
+    if option.startswith("--") and all(name.startswith(f"{option} ") for name in names[1:]):
         names = [names[0], *(name.removeprefix(f"{option} ") for name in names[1:])]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

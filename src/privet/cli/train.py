@@ -199,6 +199,8 @@ def train(
         typer.echo(f"Recipe {chosen.name}, because {why}: {chosen.title}.")
         typer.echo(chosen.why)
     if public is not None:
+        if not as_json:
+            typer.echo("Of the recipe, PATE uses the model and its fixed features; its settings are not used.")
         record = train_by_votes(
             chosen,
             dataset,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,13 @@ class Outcome:
     def audit(self) -> Audit | None:
         """The audit that saw the most of the run: the last one, of the whole training where there is one."""
         return self.record.audits[-1] if self.record is not None and self.record.audits else None
+
+    @property
+    def whole_audit(self) -> bool:
+        """Whether that audit is of the whole run, to 1 % of its epsilon: the bound for a step says nothing of all steps."""
+        if self.audit is None or self.spent is None:
+            return False
+        return math.isclose(self.audit.claimed_epsilon, self.spent.epsilon, rel_tol=0.01)
 
     @property
     def lowest_rate(self) -> Rate | None:

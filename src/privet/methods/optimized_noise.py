@@ -41,7 +41,7 @@ def train(
     form: str = "grouped",
     as_published: bool = False,
     weights: Mapping[str, Tensor] | None = None,
-    decay: float = 0.9,
+    decay: float | None = None,
     loss: Loss = nn.functional.cross_entropy,
     **settings: Any,
 ) -> Trained:
@@ -57,7 +57,7 @@ def train(
         as_published: the published algorithm, whose epsilon is only claimed.
         weights: for "grouped", w for each parameter by its name: from public data, or from a release that is in the ledger
             already. Without it, w follows the released gradients.
-        decay: for "grouped" without `weights`, of the moving average of released gradients.
+        decay: for "grouped" without `weights`, of the moving average of released gradients; 0.9 without it.
     """
     if form not in FORMS:
         raise InputError(f"The form of optimised noise is {', '.join(FORMS)}, not {form!r}.")
@@ -65,6 +65,14 @@ def train(
         raise InputError(f"The noise of the form {form!r} has no weights: choose the form 'grouped'.")
     if as_published and weights is not None:
         raise InputError("As published, the weights are computed from the records: leave them out.")
+    if decay is not None and (form != "grouped" or as_published or weights is not None):
+        raise InputError(
+            "decay is of the form 'grouped' without weights, whose noise follows released gradients: leave it out."
+        )
+    if "noise" in settings or "clipping" in settings:
+        raise InputError("The form of optimised noise chooses noise and clipping: leave noise= and clipping= out.")
+    if as_published and settings.get("accountant", "strong") != "strong":
+        raise InputError("As published, epsilon is that of advanced composition: leave the accountant out.")
     if as_published:
         records.require_records("Optimised noise as published")
         sensitivity = CostSensitivity(model, records, loss)
@@ -77,7 +85,7 @@ def train(
     elif weights is not None:
         settings["noise"] = partial(ShapedNoise, weights=weights)
     else:
-        settings["noise"] = partial(MovingShapeNoise, decay=decay)
+        settings["noise"] = partial(MovingShapeNoise, decay=0.9 if decay is None else decay)
     return dpsgd.train(model, optimizer, records, loss=loss, **settings)
 
 

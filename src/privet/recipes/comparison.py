@@ -124,7 +124,8 @@ class Comparison:
     """In what the whole differs from the publication that it follows."""
 
     def __post_init__(self) -> None:
-        check_origins(self.origins, {"depth", "schedule", "dpsgd", "lines"})
+        also = (field.name for field in dataclasses.fields(self))
+        check_origins(self.origins, {"depth", "schedule", "dpsgd", "lines"}, also=tuple(also))
 
     def divided(self, dataset: Dataset) -> Dataset:
         """Training and test records in the comparison's sizes: always the same for the same data."""

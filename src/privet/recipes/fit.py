@@ -14,6 +14,7 @@ from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
 from privet.methods import dpsgd
 from privet.methods.private_accuracy import PrivateAccuracy
+from privet.models.on_features import OnFeatures
 from privet.privacy import Ledger
 from privet.randomness import before_training
 from privet.recipes.methods import Method, method_named
@@ -86,6 +87,7 @@ def fit(
     if round(settings.sampling_rate * dataset.size) < 1:
         raise InputError(f"{dataset.name} has too few training records for the recipe {recipe.name}.")
     model = build_model(recipe, dataset, seed)
+    _check_used(recipe, settings, chosen, model)
     run = RunFolder(folder, resume=resume) if folder is not None else None
     ledger = run.ledger if run is not None else Ledger()
     try:
@@ -110,6 +112,23 @@ def fit(
 def _charged(measuring: PrivateAccuracy, ledger: Ledger) -> torch.Tensor:
     measuring.charge(ledger)
     return torch.tensor([measuring.noise_multiplier], dtype=torch.float64)
+
+
+def _check_used(recipe: Recipe, settings: Settings, method: Method, model: nn.Module) -> None:
+    """Raise where the recipe states a setting that this method or this model does not use."""
+    unused = {
+        "noise_multiplier": (not method.states_noise, f"the method {method.key} calibrates its noise to the budget")
+    }
+    on_features = isinstance(model, OnFeatures)
+    for name in ("mean_noise", "whitening_noise"):
+        unused[name] = (not on_features, f"the model {recipe.model.name} has no features to standardise")
+    unused["components_noise"] = (on_features, f"the model {recipe.model.name} has no projection")
+    for name, (is_unused, why) in unused.items():
+        if is_unused and getattr(settings, name):
+            raise InputError(
+                f"The recipe {recipe.name} states {name}, which would not be used: {why}. Take it out of the recipe, or choose "
+                f"another method or model."
+            )
 
 
 def _train(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -153,16 +154,25 @@ class Recipe:
         """The settings for a budget: those of the nearest one that the recipe was made for, in ratio."""
         nearest = min(self.budgets, key=lambda row: abs(math.log(row["epsilon"] / epsilon)))
         given = self.settings | {name: value for name, value in nearest.items() if name != "epsilon"}
+        for name, other in _NEEDS.items():
+            if name in given and not given.get(other):
+                raise MisfitError(f"'{name}' is not used without '{other}': state that too, or leave it out")
         whole = {f.name for f in dataclasses.fields(Settings) if f.type == "int"}
         return build(Settings, {name: int(value) if name in whole else value for name, value in given.items()})
 
 
-def check_origins(origins: dict[str, Origin], stated: set[str]) -> None:
-    """Raise unless everything that is stated says where it came from."""
+_NEEDS = {"learning_rate_end": "decay_epochs", "whitening_power": "whitening_noise"}
+"""Settings that change nothing without another one."""
+
+
+def check_origins(origins: dict[str, Origin], stated: set[str], also: Iterable[str] = ()) -> None:
+    """Raise unless everything that is stated says where it came from, and nothing else does but what may be stated `also`."""
     for name in sorted(stated):
         if name not in origins:
             raise MisfitError(f"'origins' does not say where '{name}' came from")
     for name, origin in origins.items():
+        if name not in stated and name not in also:
+            raise MisfitError(f"'origins' says where '{name}' came from, which is stated nowhere")
         if origin.source not in ORIGINS:
             raise MisfitError(f"'origins.{name}.source' is {origin.source!r} and should be one of {', '.join(ORIGINS)}")
 

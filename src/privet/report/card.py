@@ -64,7 +64,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "model": {"name": record.model.name, "parameters": record.model.parameters},
         "synthetic": asdict(record.synthetic) if record.synthetic else None,
         "settings": record.settings,
-        "intended_use": record.stated.intended_use or _usual_use(record),
+        "intended_use": record.stated.intended_use,
         "licence": record.stated.licence,
         "contact": record.stated.contact,
         "limits": [f"{name[:-1]}: {text}" for name, text in statement.caveats(record, spent)],
@@ -176,13 +176,6 @@ def _data(record: RunRecord) -> dict[str, Any]:
         "fingerprint": data.fingerprint,
         "note": data.note,
     }
-
-
-def _usual_use(record: RunRecord) -> str:
-    kinds = f"records like those of {record.data.name} into {len(record.data.classes)} classes"
-    if record.synthetic:
-        return f"Training and testing models that sort {kinds}, in place of the records themselves."
-    return f"Sorting {kinds}. It was tested on records of the same origin only."
 
 
 def _plainly(text: str) -> str:

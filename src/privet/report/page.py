@@ -191,9 +191,16 @@ def _verdict(attack: AttackResult) -> str:
             "The attack does worse than a coin: the others fit the model better than the training records do. The two "
             "groups then differ by more than membership, and the comparison says little about what leaks."
         )
+    above = [rate for rate in attack.rates if rate.low > rate.fpr]
+    if above:
+        at = " and ".join(words.share(rate.fpr) for rate in above)
+        return (
+            "Over all thresholds the attack does no better than a coin: one half lies within the interval of the area. But at "
+            f"{at} false positives it finds more members than a coin, by the interval in the table: a few records may be told."
+        )
     return (
-        "The attack does no better than a coin: one half lies within the interval. "
-        "That is evidence about this attack, not a proof about others."
+        "The attack does no better than a coin: one half lies within the interval of the area, and no rate in the table lies "
+        "above a coin's. That is evidence about this attack, not a proof about others."
     )
 
 

@@ -172,10 +172,10 @@ def way_of(record: RunRecord, ledger: Ledger) -> Way:
     way = WAYS[name]
     if not isinstance(ledger.guarantee, Claimed):
         way = replace(way, around=None, passing="")
-    return replace(way, stages=tuple(_told(stage, record, ledger) for stage in way.stages))
+    return replace(way, stages=tuple(_told(stage, record, ledger, name) for stage in way.stages))
 
 
-def _told(stage: Stage, record: RunRecord, ledger: Ledger) -> Stage:
+def _told(stage: Stage, record: RunRecord, ledger: Ledger, place: str) -> Stage:
     """A stage with what the ledger and the record say of it."""
     event, count = _most_frequent(ledger)
     inner = _innermost(event)
@@ -185,12 +185,20 @@ def _told(stage: Stage, record: RunRecord, ledger: Ledger) -> Stage:
     if stage == _SAMPLE and isinstance(event, PoissonSampled):
         return replace(stage, detail=f"each with probability {share(event.rate)}")
     if stage.title.startswith("A step") and not stage.detail:
-        return replace(stage, detail=times(count))
+        return replace(stage, detail=_how_often(record, count, place))
     if stage == _SUM and isinstance(inner, Gaussian):
         return replace(stage, detail=f"Gaussian, {number(inner.noise_multiplier)} C")
     if stage == _DATA and record.synthetic:
         return replace(stage, detail=f"{record.synthetic.rows:,} rows: the release")
     return stage
+
+
+def _how_often(record: RunRecord, count: int, place: str) -> str:
+    """How often a step was done. Residual perturbation has an entry in the ledger for each pass, not for each step."""
+    if "residual" not in place:
+        return times(count)
+    passes = "1 pass" if count == 1 else f"{count:,} passes"
+    return f"{record.settings['Steps']} times in {passes}" if "Steps" in record.settings else f"in {passes}"
 
 
 def _place(ledger: Ledger) -> str:

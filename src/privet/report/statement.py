@@ -115,7 +115,10 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
     listed = "They were not looked for."
     if record.others is not None:
         found_here = "Those that were found are listed" if record.others else "None was found beside this one"
-        listed = f"{found_here}; runs that are kept elsewhere, or were deleted, are not counted."
+        listed = (
+            f"{found_here}, when it was made on {record.created[:10]}; runs that were made later, are kept elsewhere, or were "
+            f"deleted, are not counted."
+        )
     found = [
         (
             "Other runs.",

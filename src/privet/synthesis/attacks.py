@@ -40,11 +40,15 @@ def membership(
 
 
 def closeness(inputs: Tensor, dataset: Dataset, *, asked: int = ASKED, seed: int = 0) -> tuple[ClosestRecords, Copies]:
-    """How close artificial examples come to training records, against test records; and how many are copies."""
+    """How close artificial examples come to training records, against test records; and how many are copies.
+
+    The distances are those of `asked` examples and records of each side; for copies all are compared with all.
+    """
     generator = torch.Generator().manual_seed(seed)
     members, others = _sides(dataset, asked, generator)
     rows = _some(inputs, asked, generator)
-    return closest_records(rows, members, others, generator), exact_copies(rows, members, others)
+    copies = exact_copies(inputs, dataset.train.tensors[0], dataset.test.tensors[0])
+    return closest_records(rows, members, others, generator), copies
 
 
 def write_internal(folder: Path, inputs: Tensor, dataset: Dataset, measured: Mapping[str, str]) -> Path:
