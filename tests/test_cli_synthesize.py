@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 def test_it_says_why_what_it_cost_and_where_the_release_is(run):
     folder, said = run
     assert "Method moments, because" in said
-    assert "at delta = 1e-05 (add/remove one record; no sampling; PLD; proved)" in said
+    assert "at delta = 1e-05 (add/remove one record; no sampling; PLD; proved; the number of records is public)" in said
     assert f"To release: {folder / 'release'}" in said
 
 

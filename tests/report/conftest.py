@@ -11,6 +11,7 @@ from torch import nn
 from privet.attacks import LossThreshold
 from privet.audit import Audit, Claim
 from privet.data.digits import load_digits
+from privet.methods.private_accuracy import exactly
 from privet.privacy.events import Gaussian, PoissonSampled
 from privet.privacy.ledger import Ledger
 from privet.report import (
@@ -70,6 +71,7 @@ def private_run(folder: Path) -> RunRecord:
         history=tuple(history),
         test_accuracy=float((model(x_test).argmax(1) == y_test).float().mean()),
         training_accuracy=float((model(x).argmax(1) == y).float().mean()),
+        utility=exactly(model(x_test).argmax(1), y_test, len(data.classes)),
         ledger_head=ledger.head,
         attack=AttackResult.of("Loss threshold", LossThreshold()(model, (x, y), (x_test, y_test))),
     )

@@ -67,8 +67,10 @@ def test_every_answer_of_the_table_is_there(record, ledger):
 
 def test_what_was_computed_from_private_records_stays_off_the_card(record, ledger):
     secret, open_ = card(record, ledger), card(public(record), ledger)
-    assert secret["attacks"][0].keys() == {"name", "members", "non_members", "figures"}
-    assert "training_accuracy" not in secret["measured"]
+    assert secret["attacks"][0].keys() == {"name", "figures"}
+    assert secret["measured"].keys() == {"said"}
+    assert "was not measured in a way that may be published" in secret["measured"]["said"]
+    assert open_["measured"]["accuracy"] == pytest.approx(record.test_accuracy)
     assert f"{record.attack.auc:.3f}" not in text(record, ledger)
     assert open_["attacks"][0]["auc"] == record.attack.auc
     assert f"Area under the ROC {record.attack.auc:.3f}" in text(public(record), ledger)
@@ -92,7 +94,9 @@ def test_what_the_user_named_cannot_become_markup(record, ledger):
     body = page.split("---\n", 2)[2]
     assert "\n# heading" not in body
     assert "<img" not in body.replace("\\<img", "")
-    assert metadata(page)["model-index"][0]["name"] == name
+    assert "model-index" not in metadata(page)
+    measured = dataclasses.replace(public(record), title=name)
+    assert metadata(text(measured, ledger))["model-index"][0]["name"] == name
 
 
 def test_a_hub_reads_the_metadata_of_a_model(record, ledger):
@@ -108,7 +112,9 @@ def test_metadata_of_a_model(record, ledger):
     assert facts["pipeline_tag"] == "image-classification"
     result = facts["model-index"][0]["results"][0]
     assert result["dataset"] == {"type": "ylecun/mnist", "name": "mnist", "split": "test"}
-    assert metadata(text(record, ledger))["model-index"][0]["results"][0]["dataset"]["type"] == "private"
+    noisy = dataclasses.replace(record, utility=dataclasses.replace(record.utility, accuracy=0.8, noise=5.0))
+    result = metadata(text(noisy, ledger))["model-index"][0]["results"][0]
+    assert (result["dataset"]["type"], result["metrics"][0]["value"]) == ("private", 0.8)
 
 
 @pytest.mark.parametrize(("rows", "size"), [(999, "n<1K"), (1000, "1K<n<10K"), (60_000, "10K<n<100K")])

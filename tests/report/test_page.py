@@ -208,8 +208,10 @@ def test_a_seeded_noise_is_a_warning_and_a_secure_one_is_not(record, ledger, pag
     assert "Whoever knows the seed" not in render(secure, ledger)
 
 
-def test_too_few_non_members_for_a_rate_are_named(page):
-    assert "360 non-members are too few for this rate" in page  # 0.1 % of 360 is less than one
+def test_too_few_non_members_for_a_rate_are_named(record, ledger, page):
+    assert "The non-members are too few for this rate" in page  # 0.1 % of 360 is less than one
+    public = dataclasses.replace(record, data=dataclasses.replace(record.data, public=True))
+    assert "360 non-members are too few for this rate" in render(public, ledger)
 
 
 @pytest.mark.parametrize(

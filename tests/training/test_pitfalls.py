@@ -569,7 +569,7 @@ def test_data_of_another_size_are_refused() -> None:
     private = make(dataset=dataset)[2]
     dataset.__class__.__len__ = lambda self: 201  # type: ignore[method-assign]
     try:
-        with pytest.raises(InputError, match="for 200 records, and the data set has 201"):
+        with pytest.raises(InputError, match="for 200 records, and the data set has another number of them"):
             next(iter(private.batches()))
     finally:
         dataset.__class__.__len__ = lambda self: 200  # type: ignore[method-assign]
