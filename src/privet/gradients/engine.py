@@ -154,7 +154,8 @@ class Engine:
             raise PrivetError(
                 "There are no gradients yet: run the model and loss.backward() while the engine is attached."
             )
-        return self._close()
+        with torch._C.DisableTorchFunction():  # nothing of what is done here needs to be followed
+            return self._close()
 
     def _take_whole(self) -> None:
         """The gradient of a record that was alone is what autograd gave to the parameters."""

@@ -15,7 +15,8 @@ SILENT = frozenset(
     "size dim stride numel nelement __len__ is_floating_point is_complex is_contiguous element_size get_device "
     "ndimension storage_offset is_nested _is_view _set_grad_enabled __hash__ is_same_size "
     "result_type is_signed retain_grad is_shared is_pinned __dir__ has_names is_inference "
-    "is_conj is_neg is_set_to broadcast_shapes promote_types can_cast dtype_of".split()
+    "is_conj is_neg is_set_to broadcast_shapes promote_types can_cast dtype_of _record_function_enter_new "
+    "_record_function_exit._RecordFunction".split()
 )
 """What says nothing of the values of a tensor."""
 CONSTANTS = frozenset(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from privet.gradients.norms import CONVERTED, flat_rows
+from privet.gradients.workspace import workspace
 
 _COLUMNS = 2**16
 """Long rows are converted in parts of so many numbers, four rows at a time: of 2^14 to 2^18 it was the fastest for 32 to
@@ -33,4 +34,6 @@ def add_weighed(total: Tensor, rows: Tensor, weights: Tensor) -> None:
     for left in range(0, flat.shape[1], columns):
         part, sums = flat[:, left : left + columns], into[left : left + columns]
         for top in range(0, len(flat), step):
-            sums.addmv_(part[top : top + step].double().mT, weights[top : top + step])
+            chunk = part[top : top + step]
+            converted = workspace.take("converted", chunk.shape, weights).copy_(chunk)
+            sums.addmv_(converted.mT, weights[top : top + step])

@@ -43,16 +43,17 @@ class GaussianNoise:
         return noisy
 
     def _plus(self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, source: torch.Generator) -> Tensor:
-        """The sum with seeded noise, made chunk by chunk in the cache; the numbers are those of one long draw."""
+        """The sum with seeded noise, rounded to the dtype that noise is drawn in once it is added; made chunk by chunk in the
+        cache. The numbers are those of one long draw."""
         factor = scale * self.multiplier
         scales = factor.expand_as(tensor).reshape(-1) if isinstance(factor, Tensor) else None
-        sums, noisy = tensor.reshape(-1), torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+        sums, noisy = tensor.reshape(-1), torch.empty(tensor.numel(), dtype=drawn_in, device=tensor.device)
         for start, stop in _chunks(len(sums)):
-            drawn = torch.empty(stop - start, dtype=drawn_in, device=tensor.device).normal_(generator=source)
+            drawn = noisy[start:stop].normal_(generator=source)
             if scales is None:
-                torch.add(sums[start:stop], drawn, alpha=float(factor), out=noisy[start:stop])
+                torch.add(sums[start:stop], drawn, alpha=float(factor), out=drawn)
             else:
-                torch.addcmul(sums[start:stop], drawn.to(scales.dtype), scales[start:stop], out=noisy[start:stop])
+                torch.addcmul(sums[start:stop], drawn.to(scales.dtype), scales[start:stop], out=drawn)
         return noisy.view(tensor.shape)
 
     def _add_on_grid(self, bounded: BoundedSum, source: SecureSource) -> dict[str, Tensor]:

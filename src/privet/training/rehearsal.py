@@ -51,18 +51,8 @@ class Measured:
 
     norms: Tensor
     by_name: dict[str, Tensor]
-    directions: list[dict[str, Tensor]]
-    """The sums of their gradients, each of length 1: over the first half of the records, the others, and the first few."""
-
-    @classmethod
-    def of(cls, gradients: PerExampleGradients, kept: int, part: int) -> Measured:
-        norms = gradients.total_squared_norms().sqrt()
-        weights = torch.where(norms > 0, 1 / norms, 0.0)
-        places = torch.arange(len(norms))
-        groups = (places < kept, places >= kept, places < part)
-        by_name = {name: squared.sqrt() for name, squared in gradients.squared_norms().items()}
-        directions = [gradients.weighted_sum(torch.where(group, weights, 0.0)) for group in groups]
-        return cls(norms, by_name, directions)
+    distance: float = 0.0
+    """How far the sum of the gradients of the records that the trial kept, each of length 1, is from that in the whole."""
 
 
 @dataclass(eq=False)
@@ -74,6 +64,8 @@ class Rehearsal:
     each: int = 1
     """How many examples of each record are in a trial."""
     measured: list[Measured] = field(default_factory=list)
+    directions: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """For each later trial, the sum in the whole with which it is compared; given up when it was."""
     states: list[dict[str, Any]] = field(default_factory=list)
     """What was beside the gradients after each trial: buffers, parameters, the optimizers' settings and states."""
     random: bool = False
@@ -113,8 +105,23 @@ class Rehearsal:
         )
         yield "part", places[: self.part]
 
+    @property
+    def compared(self) -> dict[int, slice]:
+        """For each trial that is compared with the whole, its number and the places of the records that it kept."""
+        return {1: slice(0, self.kept), 2: slice(self.kept, self.records), 3: slice(0, self.part)}
+
     def measure(self, gradients: PerExampleGradients) -> None:
-        self.measured.append(Measured.of(gradients, self.kept, self.part))
+        norms, trial, compared = gradients.total_squared_norms().sqrt(), len(self.measured), self.compared
+        by_name = {name: squared.sqrt() for name, squared in gradients.squared_norms().items()}
+        one = Measured(norms, by_name)
+        if trial == 0:
+            self.directions = {
+                other: _direction(gradients, norms, places, last=other == max(compared))
+                for other, places in compared.items()
+            }
+        elif trial in compared:
+            one.distance = _distance(self.directions.pop(trial), _direction(gradients, norms, compared[trial]))
+        self.measured.append(one)
 
     def look_at(self, engine: Engine, optimizers: Sequence[Optimizer], streams: Streams) -> None:
         """Note what a trial that began at `streams` has left behind, after its body has run."""
@@ -135,7 +142,7 @@ class Rehearsal:
                     f"Nothing was released. Look for a mean, a count, a sort or a selection over the batch in the model, in "
                     f"the loss and before the model."
                 )
-        if not self.random and _distance(whole.directions[2], part.directions[2]) > _COARSE * math.sqrt(self.part):
+        if not self.random and part.distance > _COARSE * math.sqrt(self.part):
             return (
                 "A record's gradient depends on how many records are in its batch. Nothing was released. Look for the size of "
                 "the batch in the model, in the loss and before the model."
@@ -174,8 +181,7 @@ class Rehearsal:
         floor = 1e-6 * float(first.max())
         if bool(((first - second).abs() > allowed * torch.maximum(first, second) + floor).any()):
             return True
-        mine, others = one.directions[half.start > 0], other.directions[half.start > 0]
-        return _distance(mine, others) > allowed * math.sqrt(len(first))
+        return other.distance > allowed * math.sqrt(len(first))
 
     def _culprit(self, one: Measured, other: Measured, half: slice) -> str:
         """The parameter whose gradient differs most, unless all differ alike: then it is the loss."""
@@ -197,6 +203,10 @@ class AloneRehearsal(Rehearsal):
     def trials(self) -> Iterator[tuple[str, Tensor]]:
         for name, place in (("one", 0), ("another", 1), ("the first again", 0)):
             yield name, torch.tensor([place])
+
+    @property
+    def compared(self) -> dict[int, slice]:
+        return {2: slice(0, 1)}
 
     @property
     def size_divisors(self) -> frozenset[float]:
@@ -235,6 +245,13 @@ def _print_of(value: Any) -> Any:
         return (tuple(value.shape), float(value.double().sum()))
     flat = value.detach().double().flatten()
     return (tuple(value.shape), float(flat.nan_to_num().sum()), float(flat.nan_to_num().square().sum()))
+
+
+def _direction(gradients: PerExampleGradients, norms: Tensor, places: slice, *, last: bool = True) -> dict[str, Tensor]:
+    """The sum of the gradients of some records, each brought to length 1; float32 is more than the comparison needs."""
+    weights = torch.zeros_like(norms)
+    weights[places] = torch.where(norms[places] > 0, 1 / norms[places], 0.0)
+    return {name: total.float() for name, total in gradients.weighted_sum(weights, last=last).items()}
 
 
 def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

@@ -20,13 +20,13 @@ from privet.gradients.rules.patches import Geometry, Instances, Patches, has_cha
 from privet.gradients.use import Budget, Use
 from privet.gradients.weighing import weigh
 
-_MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 2.0, 0.7, 10_000
+_MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 1.0, 0.7, 10_000
 """Nanoseconds for each multiplication in a matrix product, number copied into a patch, number of an instance that is
-kept (written to fresh memory, squared, weighed), number of a Gram matrix added at an offset, and for the Gram matrices of
+kept (written to fresh memory, squared, read again), number of a Gram matrix added at an offset, and for the Gram matrices of
 a record, however small: fitted to the convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread,
 process time, torch 2.13)."""
 
-_PIECE_BYTES, _PASSING_BYTES = 2**21, 2**23
+_PIECE_BYTES, _PASSING_BYTES = 2**22, 2**23
 """Instances are kept in pieces of about this size, which fit where activations were freed; larger ones are fresh memory,
 which costs a page fault for every 4 KiB. Instances that are formed, added up and forgotten come in larger ones: adding
 several at a time takes less time."""
@@ -243,7 +243,7 @@ def goes_by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> bool:
 
 
 def cheapest_method(x: Tensor, grad: Tensor, geometry: Geometry, may_keep: Callable[[], bool]) -> str:
-    """How to get the norms. All methods form one weight gradient, of each record or of all: what they need beyond it
+    """How to get the norms. All methods form the weight gradient of each record, to weigh it: what they need beyond it
     counts."""
     inputs, outputs, kernel = x.shape[2] // geometry.groups, grad.shape[2], math.prod(geometry.kernel)
     places, pixels = x.shape[1] * math.prod(grad.shape[3:]), math.prod(x.shape[3:])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import squared_norms
+from privet.gradients.norms import cached_chunks, squared_norms
 from privet.gradients.operation import REFUSED, Operation, operation
 from privet.gradients.rules.linear import as_sequences
 from privet.gradients.use import Budget, Use
@@ -104,9 +104,11 @@ class Embedding(Use):
         return {"weight": norms.index_add_(0, self.owners, squared_norms(self.sums))}
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        scaled = self.sums * weights["weight"][self.owners].unsqueeze(1)
-        total = torch.zeros(self.slots["weight"].shape, dtype=torch.float64, device=scaled.device)
-        return {"weight": total.index_add_(0, self.tokens, scaled)}
+        total = torch.zeros(self.slots["weight"].shape, dtype=torch.float64, device=self.sums.device)
+        factors = weights["weight"][self.owners].unsqueeze(1)
+        for rows in cached_chunks(*self.sums.shape):
+            total.index_add_(0, self.tokens[rows], self.sums[rows] * factors[rows])
+        return {"weight": total}
 
     def rounding(self, slot: str) -> Tensor | None:
         return torch.zeros(self.records, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -14,12 +14,16 @@ from privet.gradients.layout import canonical
 from privet.gradients.norms import scaled_squared_norms, squared_norms
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import GramSums, Rounding, bounded_squared_norms, product_of
-from privet.gradients.rules.workspace import workspace
 from privet.gradients.use import Budget, Use
 from privet.gradients.weighing import add_weighed, weigh
+from privet.gradients.workspace import workspace
 
 _PIECE_BYTES = 2**22
 """Of 1 to 8 MiB the fastest to form, measure and weigh, at sequences of a transformer and an LSTM (AMD EPYC, one thread)."""
+
+_PASSING_BYTES = 2**20
+"""Gradients that are formed, added up and forgotten come in smaller pieces, in memory that is used again: of 0.5 to 4 MiB
+the fastest at the sequences of an LSTM (same machine)."""
 
 _SHORT = 16
 """Up to this length of a sequence the weighted sum is one product of matrices in float64. In longer ones it takes more
@@ -257,9 +261,18 @@ class Linear(Use):
             return _weighted_products(self.x.flatten(0, 1), self.grad.flatten(0, 1), each)[0]
         slot = self.slots["weight"]
         total = torch.zeros(slot.shape, dtype=torch.float64, device=slot.device)
-        for rows, weight in self.pieces or ((rows, self._weights(rows)) for rows in self.chunks()):
+        for rows, weight in self.pieces or self._passing():
             add_weighed(total, weight, weights[rows])
         return total
+
+    def _passing(self) -> Iterator[tuple[slice, Tensor]]:
+        """The gradients of the weight for slices of the records, each in the memory of the one before it."""
+        assert self.x is not None and self.grad is not None
+        shape = self.slots["weight"].shape
+        # Where the norms were taken of formed gradients, the same are formed again.
+        for rows in self.chunks(_PASSING_BYTES if self.method == "gram" else None):
+            into = workspace.take("weights", (rows.stop - rows.start, *shape), self.x)
+            yield rows, torch.bmm(self.grad[rows].mT, self.x[rows], out=into)
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from privet.gradients.norms import squared_norms
-from privet.gradients.rules.workspace import workspace
 from privet.gradients.weighing import add_weighed
+from privet.gradients.workspace import workspace
 
 _BUFFER_BYTES = 2**20
 """Patches are copied into a reused buffer of about this size. Of 256 KiB, 1 MiB and 4 MiB it was the fastest on the
