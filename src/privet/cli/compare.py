@@ -20,6 +20,7 @@ from privet.cli.records import (
     NoHeader,
     PublicSize,
     UnprotectedTest,
+    Users,
     choose_delta,
     say_who_is_unprotected,
 )
@@ -58,6 +59,7 @@ def compare(
         Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
     ] = None,
     no_header: NoHeader = False,
+    users: Users = "",
     epsilon: Epsilon = 3.0,
     delta: Delta = None,
     public_size: PublicSize = None,
@@ -112,6 +114,7 @@ def compare(
         hold_out=hold_out,
         unprotected_test=unprotected_test,
         header=not no_header,
+        user=users,
     )
     with fetching() as progress:
         dataset = job.records(progress)

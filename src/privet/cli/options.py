@@ -55,27 +55,28 @@ RECORDS = "data schema no_header public_size hold_out unprotected_test"
 _TRAIN = f"{RECORDS} {OUTPUT} out method delta tuned_from seed"
 _BUDGET = {"epsilon": "its noise is set by --gamma and --pi, and its epsilon follows from them"}
 _RESUME = {"resume": "it starts anew, in another folder"}
+_NO_USERS = {"users": "it has no proof for users who hold several records"}
 _OWN_RECIPE = {"recipe": "it has a schedule of its own"}
 TRAIN = {
-    "dpsgd": _way("--method dpsgd", _TRAIN, "epsilon recipe resume"),
-    "optimized-noise": _way("--method optimized-noise", _TRAIN, "epsilon recipe resume form as_published"),
+    "dpsgd": _way("--method dpsgd", _TRAIN, "epsilon recipe resume users"),
+    "optimized-noise": _way("--method optimized-noise", _TRAIN, "epsilon recipe resume form as_published users"),
     "residual": _way(
         "--method residual",
         _TRAIN,
         "gamma strategy pi radius ensemble epochs",
-        why_not=_BUDGET | _RESUME | _OWN_RECIPE,
+        why_not=_BUDGET | _RESUME | _OWN_RECIPE | _NO_USERS,
         only={"radius": Only(lambda given: given["pi"] > 0, "it bounds inputs that get noise by --pi: give --pi too")},
     ),
     "residual-dpsgd": _way(
         "--method residual-dpsgd",
         _TRAIN,
-        "epsilon recipe resume gamma strategy ensemble",
+        "epsilon recipe resume gamma strategy ensemble users",
         why_not=dict.fromkeys(("pi", "radius", "epochs"), "its proof and its length are those of DP-SGD"),
     ),
     "pate": _way(
         "--method pate",
         _TRAIN,
-        "epsilon recipe public teachers queries sure",
+        "epsilon recipe public teachers queries sure users",
         why_not={"resume": "its answers are released at once, and another run has another folder"},
     ),
 }
@@ -91,14 +92,16 @@ _EPOCHS = {
     )
 }
 SYNTHESIZE = {
-    "moments": _way("--method moments", _SYNTHESIZE, "labels epochs", only=_EPOCHS),
-    "dpgan": _way("--method dpgan", _SYNTHESIZE, "labels epochs", only=_EPOCHS),
-    "noise-layer-gan": _way("--method noise-layer-gan", _SYNTHESIZE, "labels epochs as_published", only=_EPOCHS),
+    "moments": _way("--method moments", _SYNTHESIZE, "labels epochs users", only=_EPOCHS),
+    "dpgan": _way("--method dpgan", _SYNTHESIZE, "labels epochs users", only=_EPOCHS),
+    "noise-layer-gan": _way(
+        "--method noise-layer-gan", _SYNTHESIZE, "labels epochs as_published", why_not=_NO_USERS, only=_EPOCHS
+    ),
     "noise-layer-gan-published": _way(
         "--method noise-layer-gan --as-published",
         _SYNTHESIZE,
         "epochs as_published",
-        why_not={"labels": "it takes the labels as public, as its source does"},
+        why_not={"labels": "it takes the labels as public, as its source does"} | _NO_USERS,
         only=_EPOCHS,
     ),
 }
@@ -141,7 +144,7 @@ AUDIT = {
 
 # --- compare, reproduce, report -------------------------------------------------------------------------------------
 
-COMPARE = f"{RECORDS} {OUTPUT} out delta minutes methods at_once seed"
+COMPARE = f"{RECORDS} {OUTPUT} users out delta minutes methods at_once seed"
 """What every comparison uses; an entrant adds its own (`privet.compare.Entrant.uses`)."""
 
 

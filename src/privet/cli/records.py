@@ -38,6 +38,15 @@ UnprotectedTest = Annotated[
         help="The test part of the data needs no protection: measure on it exactly, without noise.",
     ),
 ]
+Users = Annotated[
+    str,
+    typer.Option(
+        "--users",
+        metavar="COLUMN",
+        help="For csv: and parquet: the column that says whose a row is. A user is then protected with all their rows, and "
+        "--public-size counts users. A schema can name it as user.",
+    ),
+]
 NoHeader = Annotated[
     bool,
     typer.Option(
@@ -46,12 +55,14 @@ NoHeader = Annotated[
 ]
 
 
-def load_records(source: str, schema: Path | str | None = None, *, no_header: bool = False, **given: Any) -> Dataset:
+def load_records(
+    source: str, schema: Path | str | None = None, *, no_header: bool = False, users: str = "", **given: Any
+) -> Dataset:
     """Training and test records; `given` goes to `privet.data.with_test_records`."""
     from privet import data
 
     with fetching() as progress:
-        dataset = data.load(source, schema=schema or None, header=not no_header, progress=progress)
+        dataset = data.load(source, schema=schema or None, header=not no_header, user=users, progress=progress)
     return data.with_test_records(dataset, source, **given)
 
 
@@ -62,6 +73,7 @@ def load_again(about: DataSummary) -> Dataset:
         about.source or about.name,
         about.schema,
         no_header=not about.header,
+        users=about.user,
         hold_out=about.measured_share if divided else None,
         unprotected_test=about.unprotected and not divided,
     )
@@ -90,7 +102,7 @@ def choose_delta(delta: float | None, dataset: Dataset) -> float:
     from privet.privacy import delta_warning, usual_delta
 
     chosen = usual_delta(dataset.protected) if delta is None else delta
-    if said := delta_warning(chosen, dataset.protected):
+    if said := delta_warning(chosen, dataset.protected, dataset.train.unit):
         typer.echo(f"privet: {said}", err=True)
         warnings.filterwarnings("ignore", "delta = .* is not below 1/N", PrivetWarning)  # it was said already
     return chosen

@@ -19,6 +19,7 @@ from privet.cli.records import (
     NoHeader,
     PublicSize,
     UnprotectedTest,
+    Users,
     choose_delta,
     load_records,
     others_on,
@@ -62,6 +63,7 @@ def synthesize(
         str, typer.Option(help="By which method, or auto: by the data and the budget.", autocompletion=method_names)
     ] = "auto",
     no_header: NoHeader = False,
+    users: Users = "",
     epsilon: Epsilon = 3.0,
     delta: Delta = None,
     public_size: PublicSize = None,
@@ -109,7 +111,13 @@ def synthesize(
     from privet.methods.synthetic import Order
 
     dataset = load_records(
-        data, schema, no_header=no_header, hold_out=hold_out, unprotected_test=unprotected_test, public_size=public_size
+        data,
+        schema,
+        no_header=no_header,
+        users=users,
+        hold_out=hold_out,
+        unprotected_test=unprotected_test,
+        public_size=public_size,
     )
     say_who_is_unprotected(dataset)
     described = read_schema(schema) if schema else None
@@ -147,6 +155,7 @@ def synthesize(
             schema=described,
             schema_path=str(schema) if schema else "",
             header=not no_header,
+            user=users,
             others=others_on(dataset, out, tuned_from or ()),
             on_step=show,
         )

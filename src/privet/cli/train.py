@@ -26,6 +26,7 @@ from privet.cli.records import (
     NoHeader,
     PublicSize,
     UnprotectedTest,
+    Users,
     choose_delta,
     load_records,
     others_on,
@@ -96,6 +97,7 @@ def train(
     ] = None,
     method: Annotated[Method, typer.Option(help="How to train.")] = Method.dpsgd,
     no_header: NoHeader = False,
+    users: Users = "",
     epsilon: Epsilon = 3.0,
     delta: Delta = None,
     public_size: PublicSize = None,
@@ -172,7 +174,13 @@ def train(
         recipe, why = "resnet-dpsgd", "residual-dpsgd is about this network"
     chosen = recipes.load(recipe) if recipe is not None else None
     dataset = load_records(
-        data, schema, no_header=no_header, hold_out=hold_out, unprotected_test=unprotected_test, public_size=public_size
+        data,
+        schema,
+        no_header=no_header,
+        users=users,
+        hold_out=hold_out,
+        unprotected_test=unprotected_test,
+        public_size=public_size,
     )
     say_who_is_unprotected(dataset)
     delta = choose_delta(delta, dataset)
@@ -215,6 +223,7 @@ def train(
             source=data,
             schema=str(schema) if schema else "",
             header=not no_header,
+            user=users,
             others=others,
         )
         say(record, out, as_json)
@@ -234,6 +243,7 @@ def train(
         source=data,
         schema=str(schema) if schema else "",
         header=not no_header,
+        user=users,
         others=others,
     )
     say(record, out, as_json)
@@ -291,6 +301,7 @@ def train_by(
     schema: str = "",
     note: str = "",
     header: bool = True,
+    user: str = "",
     others: Sequence[OtherRun] | None = None,
     command: tuple[str, ...] | None = None,
 ) -> RunRecord:
@@ -317,6 +328,7 @@ def train_by(
             schema=schema,
             note=note,
             header=header,
+            user=user,
             others=others,
             on_step=show,
             progress=features,

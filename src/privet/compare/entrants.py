@@ -38,6 +38,7 @@ class Entrant:
         by_default: whether it takes part where no methods are named; those that train for long are not.
         needs_public: whether it learns from public records without labels.
         uses: the options of `privet compare` that change what it does, beside those that concern all methods.
+        protects_users: whether it has a proof for users who hold several records.
     """
 
     key: str
@@ -48,14 +49,16 @@ class Entrant:
     by_default: bool = True
     needs_public: bool = False
     uses: tuple[str, ...] = ()
+    protects_users: bool = False
 
 
 def _images(dataset: Dataset) -> str:
     return "" if kind_of(dataset.shape) == "images" else "it is for images"
 
 
-def _trained(key: str) -> Entrant:
-    return Entrant(key, METHODS[key].title, partial(runs.by_recipe, method=key), uses=("epsilon", "recipe"))
+def _trained(key: str, protects_users: bool = True) -> Entrant:
+    run, uses = partial(runs.by_recipe, method=key), ("epsilon", "recipe")
+    return Entrant(key, METHODS[key].title, run, uses=uses, protects_users=protects_users)
 
 
 def _artificial(key: str, title: str, **options: Any) -> Entrant:
@@ -69,10 +72,18 @@ _ALL = (
     _trained("optimized-noise-elliptical"),
     _trained("optimized-noise-isotropic"),
     _trained("optimized-noise"),
-    _trained("optimized-noise-published"),
-    _artificial("moments", "one-shot moments", resumes=False),
-    Entrant("pate", TITLE, runs.by_votes, resumes=False, needs_public=True, uses=("epsilon", "recipe", "public")),
-    _artificial("dpgan", "DPGAN", why_not=_images, resumes=False, by_default=False),
+    _trained("optimized-noise-published", protects_users=False),
+    _artificial("moments", "one-shot moments", resumes=False, protects_users=True),
+    Entrant(
+        "pate",
+        TITLE,
+        runs.by_votes,
+        resumes=False,
+        needs_public=True,
+        uses=("epsilon", "recipe", "public"),
+        protects_users=True,
+    ),
+    _artificial("dpgan", "DPGAN", why_not=_images, resumes=False, by_default=False, protects_users=True),
     _artificial("noise-layer-gan", "frozen features, noisy rows", why_not=_images, resumes=False, by_default=False),
     _artificial(
         "noise-layer-gan",
@@ -95,6 +106,7 @@ _ALL = (
         why_not=_images,
         by_default=False,
         uses=("epsilon",),
+        protects_users=True,
     ),
     Entrant(
         "residual",
@@ -116,6 +128,8 @@ def entrants_for(
     fitting, left_out = {}, {}
     for key, entrant in ENTRANTS.items():
         reason = entrant.why_not(dataset)
+        if not reason and dataset.train.users is not None and not entrant.protects_users:
+            reason = "it has no proof for users who hold several records"
         if not reason and entrant.needs_public and not public:
             reason = "it learns from public records without labels: give some with --public"
         if not reason and not (every or entrant.by_default):

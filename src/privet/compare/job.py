@@ -51,6 +51,7 @@ class Job:
         note: on the records, for every page.
         public_size, hold_out, unprotected_test: as `privet.data.with_test_records` takes them.
         header: whether a CSV file has one.
+        user: the column of a table that says whose a row is; empty for that of the schema.
     """
 
     source: str
@@ -69,10 +70,13 @@ class Job:
     hold_out: float | None = None
     unprotected_test: bool = False
     header: bool = True
+    user: str = ""
 
     def records(self, progress: Progress | None = None) -> Dataset:
         """Training and test records, the same for every method."""
-        found = data.load(self.source, schema=self.schema or None, header=self.header, progress=progress)
+        found = data.load(
+            self.source, schema=self.schema or None, header=self.header, user=self.user, progress=progress
+        )
         return data.with_test_records(
             found,
             self.source,

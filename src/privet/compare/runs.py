@@ -42,6 +42,7 @@ def by_recipe(
         source=job.source,
         schema=job.schema,
         header=job.header,
+        user=job.user,
         on_step=on_step,
     )
 
@@ -74,6 +75,7 @@ def by_artificial_data(
         schema=schema,
         schema_path=job.schema,
         header=job.header,
+        user=job.user,
         on_step=on_step,
     )
 
@@ -97,6 +99,7 @@ def by_votes(job: Job, dataset: Dataset, out: Path, on_step: OnStep) -> RunRecor
         source=job.source,
         schema=job.schema,
         header=job.header,
+        user=job.user,
         on_step=on_step,
     )
 

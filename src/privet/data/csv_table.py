@@ -86,5 +86,9 @@ def read_csv(path: Path, schema: Schema, *, header: bool = True) -> Dataset:
 
     Without a `header` the columns are those of the schema, in its order.
     """
+    if schema.user and not header:
+        raise InputError(
+            f"{path}: a file without a header has no column of users by name: write its names into its first row."
+        )
     names = None if header else [column.name for column in schema.columns]
     return read_table(path, schema, ".csv", lambda file: open_csv(file, names))

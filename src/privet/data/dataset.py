@@ -40,7 +40,8 @@ class Split:
     inputs: Tensor
     labels: Tensor
     users: Tensor | None = None
-    """The number of each record's user, where the unit of privacy is a user and not a record."""
+    """The number of each record's user, where the unit of privacy is a user and not a record. A user keeps the number
+    whoever else is there: `divide` goes by it."""
 
     def __post_init__(self) -> None:
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
@@ -122,8 +123,8 @@ class Dataset:
 
     Attributes:
         name, classes, splits: what it holds.
-        public_size: how many training records there are, as far as that is public; None where nothing is known but the
-            records themselves.
+        public_size: how many training records there are (users, where a user is the unit), as far as that is public; None
+            where nothing is known but the records themselves.
         size_is_stated: whether `public_size` is a number that the user stated; otherwise it follows from the records.
         measured_share: the share of a file's records that a keyed hash put into ``test``; 0 where the file was not divided.
         unprotected: whether the user asked for ``test`` to go without protection.

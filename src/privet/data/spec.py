@@ -1,6 +1,7 @@
 """One way to name any data set: a name of the catalogue, or a format and a path."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from privet.data.catalogue import CATALOGUE
@@ -28,6 +29,7 @@ def load(
     schema: Schema | Path | str | None = None,
     classes: Sequence[str] | None = None,
     header: bool = True,
+    user: str = "",
     cache: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -36,13 +38,16 @@ def load(
 
     A name of the catalogue is fetched where the cache does not hold it. Tables need a ``schema`` (or its file);
     ``idx:`` takes ``classes``, which are the ten digits otherwise. With ``header=False`` the first row of a CSV file is a
-    record, and its columns are those of the schema in their order. Raises InputError for whatever cannot be used.
+    record, and its columns are those of the schema in their order. ``user`` names the column of a table that says whose a row
+    is, in the place of the schema's ``user``. Raises InputError for whatever cannot be used.
     """
     kind, colon, text = spec.partition(":")
     if schema is not None and not (colon and kind in TABLES):
         raise InputError(f"{spec} takes no schema: only csv:PATH and parquet:PATH do.")
     if classes is not None and not (colon and kind == "idx"):
         raise InputError(f"{spec} names its classes itself: only idx:PATH takes them.")
+    if user and not (colon and kind in TABLES):
+        raise InputError(f"{spec} has no column of users: only csv:PATH and parquet:PATH do.")
     if not header and not (colon and kind == "csv"):
         raise InputError(f"{spec} is no CSV file: only csv:PATH can go without a header.")
     if not colon:
@@ -66,4 +71,6 @@ def load(
             f"{path} needs a schema: its bounds and categories must be public, so they are not taken from the rows."
         )
     described = schema if isinstance(schema, Schema) else read_schema(schema)
+    if user:
+        described = replace(described, user=user, ignore=tuple(name for name in described.ignore if name != user))
     return read_csv(path, described, header=header) if kind == "csv" else TABLES[kind](path, described)

@@ -45,8 +45,8 @@ def with_test_records(
         dataset, source: the records, and how the user named them.
         hold_out: the share of the records to hold out without protection, because the user asked for it.
         unprotected_test: the user says that the test part, which the data came with, needs no protection.
-        public_size: how many records there are, as far as that is public; of data that came with a test part, how many
-            training records. Without it the number of records is taken as public.
+        public_size: how many records there are (users, where a user is the unit), as far as that is public; of data that
+            came with a test part, how many training records. Without it the number of records is taken as public.
 
     Formal guarantees: as `divide`. The key is fixed, so a record is always in the same part, whatever else is in the file.
     The public number of training records follows from that of all records alone: the number that the hash gave is private.
@@ -69,7 +69,7 @@ def with_test_records(
             "hold_out=0.2)."
         )
     share = MEASURED if hold_out is None else hold_out
-    size = max(1, round((1 - share) * (public_size if public_size is not None else len(dataset.train))))
+    size = max(1, round((1 - share) * (public_size if public_size is not None else dataset.train.units)))
     divided = divide(dataset, "train", {"train": 1 - share, "test": share}, 0)
     return replace(
         divided,

@@ -43,9 +43,11 @@ class Measured:
 class PrivateAccuracy:
     """How many records of each class a model has right and wrong, each count with Gaussian noise.
 
+    Where the records have users, each user counts 1 with all their records.
+
     Formal guarantees: a record is in one of the counts and changes it by 1, so all of them together are one release of
-    sensitivity 1, which is one `Gaussian` event. `charge` writes it into the ledger; `read` refuses a ledger without it.
-    Everything else is computed from the noisy counts.
+    sensitivity 1, which is one `Gaussian` event; a user changes all of them together by 1. `charge` writes the event into the
+    ledger; `read` refuses a ledger without it. Everything else is computed from the noisy counts.
     """
 
     noise_multiplier: float
@@ -64,7 +66,14 @@ class PrivateAccuracy:
         ledger.record(self.event)
 
     def read(
-        self, predicted: Tensor, labels: Tensor, classes: int, *, ledger: Ledger, randomness: Randomness
+        self,
+        predicted: Tensor,
+        labels: Tensor,
+        classes: int,
+        *,
+        ledger: Ledger,
+        randomness: Randomness,
+        shares: Tensor | None = None,
     ) -> Measured:
         """The noisy accuracy; to be read once for each charge.
 
@@ -73,11 +82,14 @@ class PrivateAccuracy:
             classes: how many there are; public.
             ledger: where the event was charged.
             randomness: where the noise comes from; no other release may draw from it.
+            shares: what each record counts, as in `Split.shares`.
         """
         if self.event not in {event for event, _ in ledger}:
             raise PrivetError("The accuracy of protected records was to be read before it was charged to the ledger.")
+        ledger.require_unit("record" if shares is None else "user")
         cells = 2 * labels + (predicted == labels).long()
-        noisy = GaussianNoise(self.noise_multiplier).add(grouped_count(cells, 2 * classes), randomness.noise)["sum"]
+        counts = grouped_count(cells, 2 * classes, shares)
+        noisy = GaussianNoise(self.noise_multiplier).add(counts, randomness.noise)["sum"]
         return measured(noisy.reshape(classes, 2), self.noise_multiplier)
 
 

@@ -88,8 +88,10 @@ def fit(
         raise InputError(f"{dataset.name} has too few training records for the recipe {recipe.name}.")
     model = build_model(recipe, dataset, seed)
     _check_used(recipe, settings, chosen, model)
-    run = RunFolder(folder, resume=resume) if folder is not None else None
-    ledger = run.ledger if run is not None else Ledger()
+    unit = dataset.train.unit
+    run = RunFolder(folder, resume=resume, unit=unit) if folder is not None else None
+    ledger = run.ledger if run is not None else Ledger(unit=unit)
+    ledger.require_unit(unit)
     try:
         if not dataset.size_is_stated:
             ledger.size_is_public()

@@ -109,7 +109,7 @@ def fit_pate(
     if isinstance(model, OnFeatures):
         model.standardise.mean.copy_(inputs.mean(0).view_as(model.standardise.mean))
     voting = voting or Voting(pate.usual_teachers(dataset.size, epsilon))
-    ledger = ledger if ledger is not None else Ledger()
+    ledger = ledger if ledger is not None else Ledger(unit=dataset.train.unit)
     if not dataset.size_is_stated:
         ledger.size_is_public()
     measuring = PrivateAccuracy.within(epsilon, delta) if protect_test else None
@@ -148,15 +148,16 @@ def run_pate(
     source: str = "",
     schema: str = "",
     header: bool = True,
+    user: str = "",
     others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> RunRecord:
     """Vote, train the student, attack it, and leave the ledger, the weights, the record, the card and the page in `out`."""
     note = f"{public.named[0].upper()}{public.named[1:]} were taken as public, without their labels: they are not protected"
-    about = summary(dataset, source, schema, note, public.aside, header)
+    about = summary(dataset, source, schema, note, public.aside, header, user)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    folder = RunFolder(out)
+    folder = RunFolder(out, unit=dataset.train.unit)
     try:
         fitted = fit_pate(
             recipe,

@@ -117,7 +117,7 @@ def run_residual(
         settings=_settings(chosen, schedule, perturbation, members, shrink) | {"Steps": f"{done.steps:,}"},
         history=_epochs(done),
         test_accuracy=fraction_right(outside, dataset.test.labels),
-        utility=measure(about, None, outside.argmax(1), dataset.test.labels, done.ledger, seed),
+        utility=measure(about, None, outside.argmax(1), dataset.test, done.ledger, seed),
         training_accuracy=fraction_right(inside, dataset.train.labels),
         ledger_head=done.ledger.head,
         attack=AttackResult.of("Loss threshold", roc),

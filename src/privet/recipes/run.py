@@ -57,6 +57,7 @@ def run(
     schema: str = "",
     note: str = "",
     header: bool = True,
+    user: str = "",
     others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
@@ -67,7 +68,7 @@ def run(
     other runs on these records that the card counts, as `privet.report.find_others` gives them; `options` go to the method.
     Test records that are not public are protected, unless the data set says otherwise: see `fit`.
     """
-    about = summary(dataset, source, schema, note, header=header)
+    about = summary(dataset, source, schema, note, header=header, user=user)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     with logged(out, on_step) as log:
         fitted = fit(
@@ -135,7 +136,13 @@ def staged(out: Path) -> Iterator[Path]:
 
 
 def summary(
-    dataset: Dataset, source: str, schema: str, note: str = "", set_aside: int = 0, header: bool = True
+    dataset: Dataset,
+    source: str,
+    schema: str,
+    note: str = "",
+    set_aside: int = 0,
+    header: bool = True,
+    user: str = "",
 ) -> DataSummary:
     """Which records, as far as that may be said; `marked` adds by what they are recognized.
 
@@ -158,6 +165,8 @@ def summary(
         measured_share=dataset.measured_share,
         unprotected=dataset.unprotected,
         header=header,
+        unit=dataset.train.unit,
+        user=user,
     )
 
 
@@ -170,17 +179,18 @@ def measure(
     about: DataSummary,
     measuring: PrivateAccuracy | None,
     predicted: Tensor,
-    labels: Tensor,
+    test: Split,
     ledger: Ledger,
     seed: int | None,
 ) -> Measured | None:
     """The accuracy on the test records: with noise where they are protected, and None where nothing was charged for it."""
     if not about.protects_test:
-        return exactly(predicted, labels, len(about.classes))
+        return exactly(predicted, test.labels, len(about.classes))
     if measuring is None:
         return None
     randomness = Randomness.apart("accuracy", seed)
-    return measuring.read(predicted, labels, len(about.classes), ledger=ledger, randomness=randomness)
+    kept = {"ledger": ledger, "randomness": randomness, "shares": test.shares}
+    return measuring.read(predicted, test.labels, len(about.classes), **kept)  # type: ignore[arg-type]
 
 
 def title_of(dataset: Dataset) -> str:
@@ -235,7 +245,7 @@ def recorded(
         settings=settings,
         history=history,
         test_accuracy=fraction_right(others, test.labels),
-        utility=measure(about, measuring, others.argmax(1), test.labels, ledger, seed),
+        utility=measure(about, measuring, others.argmax(1), test, ledger, seed),
         training_accuracy=fraction_right(members, train.labels),
         ledger_head=ledger.head,
         attack=AttackResult.of("Loss threshold", roc),
@@ -253,15 +263,15 @@ def fraction_right(outputs: Tensor, labels: Tensor) -> float:
 
 def _settings(recipe: Recipe, fitted: Fitted) -> dict[str, str]:
     """The settings as the page shows them."""
-    settings, plan = fitted.settings, fitted.plan
+    settings, plan, unit = fitted.settings, fitted.plan, fitted.prepared.train.unit
     passes = fitted.steps * plan.sampling.rate
     momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
     falls = f", falling to {settings.learning_rate_end:g}" if settings.decay_epochs else ""
     shown = {
         "Recipe": f"{recipe.name}: {recipe.title}",
         "Steps": f"{fitted.steps:,}, about {passes:.3g} passes over the data",
-        "Lot": f"{plan.expected_batch_size:,.0f} records expected, each drawn with probability {plan.sampling.rate:.4g}",
-        "Clipping": _clipping(plan.clipping, settings.clip),
+        "Lot": f"{plan.expected_batch_size:,.0f} {unit}s expected, each drawn with probability {plan.sampling.rate:.4g}",
+        "Clipping": _clipping(plan.clipping, settings.clip, unit),
         "Noise": f"{plan.noise.describe()} on the sum of a lot",
         "Optimizer": f"SGD, learning rate {settings.learning_rate:g}{falls}{momentum}",
     }
@@ -275,10 +285,10 @@ def _settings(recipe: Recipe, fitted: Fitted) -> dict[str, str]:
     return shown
 
 
-def _clipping(clipping: Clipping, norm: float) -> str:
+def _clipping(clipping: Clipping, norm: float, unit: str) -> str:
     if isinstance(clipping, MovingEllipticalClipping):
         return clipping.describe()
-    return f"each record's gradient to a norm of at most C = {norm:g}"
+    return f"each {unit}'s gradient to a norm of at most C = {norm:g}"
 
 
 def _epochs(history: list[dict[str, Any]]) -> tuple[Epoch, ...]:

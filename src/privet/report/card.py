@@ -127,7 +127,9 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
     found = list(guarantee_to_dict(spent.guarantee).get("assumptions", []))
     found += [
         *spent.conditions,
-        f"each {spent.unit} is in the training data once",
+        f"each {spent.unit} is in the training data once"
+        if record.data.unit == "record"
+        else "each record has one user, and the column of users says which",
         "nothing was released but what the ledger names and what follows from that alone",
     ]
     found.append(
@@ -168,6 +170,7 @@ def _data(record: RunRecord) -> dict[str, Any]:
         "name": data.name,
         "public": data.public,
         "training_records": data.training_records,
+        "unit": data.unit,
         "test_records": data.test_records or None,
         "size_is_stated": data.size_is_stated,
         "measured_share": data.measured_share,

@@ -32,8 +32,8 @@ THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 class DataSummary:
     """Which data, without any of it.
 
-    `training_records` is the public number: what the user stated, or what was taken as public. `test_records` is 0 where the
-    number of test records is not public.
+    `training_records` is the public number, of users where a user is the unit: what was stated, or what was taken as public.
+    `test_records` is 0 where the number of test records is not public.
     """
 
     name: str
@@ -58,6 +58,10 @@ class DataSummary:
     unprotected: bool = False
     """Whether the user asked for test records without protection."""
     header: bool = True
+    unit: str = "record"
+    """What the numbers count: records, or users who may hold several."""
+    user: str = ""
+    """The column of users, where it was given beside the schema."""
 
     @property
     def protects_test(self) -> bool:

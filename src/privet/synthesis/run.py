@@ -39,6 +39,7 @@ def run(
     schema: Schema | None = None,
     schema_path: str = "",
     header: bool = True,
+    user: str = "",
     others: Sequence[OtherRun] | None = None,
     on_step: OnStep | None = None,
 ) -> RunRecord:
@@ -52,8 +53,9 @@ def run(
     names = check_students(students or default_students(dataset), dataset.shape)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
-    about = summary(dataset, source, schema_path, header=header)
-    with Ledger(out / "ledger.jsonl", relation=method.relation) as ledger, logged(out, on_step) as log:
+    about = summary(dataset, source, schema_path, header=header, user=user)
+    unit = dataset.train.unit
+    with Ledger(out / "ledger.jsonl", relation=method.relation, unit=unit) as ledger, logged(out, on_step) as log:
         if not dataset.size_is_stated:
             ledger.size_is_public()
         made = method.synthesize(dataset.train, _for_method(order, method, about), ledger, log)
@@ -88,9 +90,7 @@ def run(
         internal=internal,
         history=(),
         test_accuracy=trained[0].accuracy(dataset.test),
-        utility=measure(
-            about, measuring, trained[0].answers(dataset.test), dataset.test.labels, made.ledger, order.seed
-        ),
+        utility=measure(about, measuring, trained[0].answers(dataset.test), dataset.test, made.ledger, order.seed),
         training_accuracy=trained[0].accuracy(dataset.train),
         attack=attacks.membership(made.inputs, dataset),
         synthetic=released,
