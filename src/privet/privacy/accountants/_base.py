@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from privet.errors import InputError
+from privet.privacy.accountants._sampling import why_not_inside
 from privet.privacy.events import Event, NotPrivate, tally
 from privet.privacy.events._base import Leaf
 from privet.privacy.guarantees import Guarantee, Proved, weakest
@@ -56,15 +57,18 @@ class Accountant(ABC):
     def supports(self, event: Event, relation: Relation | str = Relation.ADD_REMOVE) -> bool:
         """Whether every part of `event` has a bound here."""
         kind = Relation.of(relation)
-        return all(isinstance(leaf, NotPrivate) or self.why_not(leaf, kind) is None for leaf, _ in tally(event))
+        return all(self._reason(leaf, kind) is None for leaf, _ in tally(event))
 
     def epsilon(self, event: Event, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> float:
-        """The least epsilon that this accountant can state at `delta`: 0 for nothing, infinite for no privacy."""
-        if not 0 <= delta < 1 or math.isnan(delta):
-            raise InputError(f"delta must be at least 0 and below 1, and is {delta!r}.")
+        """The least epsilon that this accountant can state at `delta`: 0 for nothing, infinite for no privacy.
+
+        At delta = 1 nothing is promised, so epsilon is 0 whatever was done.
+        """
+        if not 0 <= delta <= 1:
+            raise InputError(f"delta must be between 0 and 1, and is {delta!r}.")
         kind = Relation.of(relation)
         events = self._checked(event, kind)
-        if not events:
+        if not events or delta == 1:
             return 0.0
         if any(isinstance(leaf, NotPrivate) for leaf, _ in events):
             return math.inf
@@ -150,11 +154,17 @@ class Accountant(ABC):
     def _checked(self, event: Event, relation: Relation) -> Tally:
         events = tally(event)
         for leaf, _ in events:
-            reason = None if isinstance(leaf, NotPrivate) else self.why_not(leaf, relation)
+            reason = self._reason(leaf, relation)
             if reason is not None:
                 name = self.name[0].upper() + self.name[1:]
                 raise UnsupportedEventError(f"{name} cannot bound {type(leaf).__name__}: {reason}.")
         return events
+
+    def _reason(self, leaf: Event, relation: Relation) -> str | None:
+        """Why `leaf` has no bound here; None if it has one. Where nothing is protected, infinity is one."""
+        if isinstance(leaf, NotPrivate):
+            return None
+        return why_not_inside(leaf) or self.why_not(leaf, relation)
 
 
 def _sane(value: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from privet.privacy.accountants._forms import bare, gaussian_multiplier, pure_epsilon, stated_privacy
+from privet.privacy.accountants._sampling import why_not_inside
 from privet.privacy.events import (
     Event,
     FixedSizeSampled,
@@ -43,6 +44,9 @@ class UnboundedError(Exception):
 
 def pairs_of(event: Event, relation: Relation) -> list[tuple[Pair, int]]:
     """The pairs whose composition dominates one use of `event`."""
+    reason = why_not_inside(event)
+    if reason is not None:
+        raise NoPairError(reason)
     match bare(event):
         case PoissonSampled(rate=rate, event=inner):
             return _poisson(inner, rate, relation)

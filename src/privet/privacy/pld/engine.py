@@ -39,7 +39,9 @@ _TRUNCATED = 1e-4
 """The share of delta that is given to truncated tails."""
 
 
-_BOTTOMS = tuple(-exponent * math.log(10) for exponent in (2.5, 5.5, 8.5, 11.5, 14.5, 20, 30, 45, 70, 100, 150, 220, 305))
+_BOTTOMS = tuple(
+    -exponent * math.log(10) for exponent in (2.5, 5.5, 8.5, 11.5, 14.5, 20, 30, 45, 70, 100, 150, 220, 305)
+)
 """ln delta at the lower ends of the bands. All deltas of a band are read from one curve, so that they are in order."""
 _NEAR = 2e-3
 """So near to the end of a band, relative to epsilon or delta, the neighboring band is asked too."""
@@ -237,9 +239,7 @@ def _far_below(curve: Curve, proved: float, log_top: float, log_bottom: float) -
     return highest <= 0.5 * proved or lowest <= 0.3 * highest
 
 
-def _excess(
-    fine: Curve, coarse: Curve, log_top: float, log_bottom: float, tolerance: float, sharp: bool
-) -> float:
+def _excess(fine: Curve, coarse: Curve, log_top: float, log_bottom: float, tolerance: float, sharp: bool) -> float:
     """By how much a coarser grid's curve lies above the finer one's, over what is tolerated, in the worst place of the band."""
     low, high = max(0.0, fine.epsilon(math.exp(log_top))), fine.epsilon(math.exp(log_bottom))
     if low == math.inf:
