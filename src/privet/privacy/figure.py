@@ -121,7 +121,7 @@ def save_tradeoff(path: str | Path, spent: Spent) -> None:
 
 def draw_tradeoff(axes: Axes, spent: Spent) -> None:
     """False negative against false positive rate; no test gets into the shaded region."""
-    rates = np.linspace(0.0, 1.0, 801)
+    rates = np.linspace(0.0, 1.0, 401)
     _curves(axes, spent, rates, rates, lambda curve: curve.false_negative_rates(rates), missed=True)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -133,7 +133,7 @@ def draw_tradeoff(axes: Axes, spent: Spent) -> None:
 
 def draw_low_rates(axes: Axes, spent: Spent) -> None:
     """True positive against false positive rate on logarithmic axes, where an attacker is nearly sure."""
-    rates = np.geomspace(1e-5, 1.0, 801)
+    rates = np.geomspace(1e-5, 1.0, 201)
     _curves(axes, spent, rates, rates, lambda curve: 1 - curve.false_negative_rates(rates), missed=False)
     axes.set_xscale("log")
     axes.set_yscale("log")

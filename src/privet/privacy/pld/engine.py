@@ -80,18 +80,22 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
 
 
 def deltas_of(pairs: Pairs, epsilons: Array) -> tuple[Array, Array]:
-    """Upper bounds of delta at ascending epsilons, in either direction, rounded up by about 3e-4 of it."""
+    """Upper bounds of delta at ascending epsilons, in either direction.
+
+    The larger of both is rounded up by about 3e-4 of it. The smaller one is an upper bound, but refined no further than that.
+    """
     pairs = tuple(pairs)
     if not pairs:
         return np.zeros_like(epsilons), np.zeros_like(epsilons)
     inside = epsilons < _ceiling(pairs)
-    found = []
+    found: list[Array] = []
     for side in _sides(pairs):
+        enough = found[0][inside] - _infinite(pairs, side) if found else np.zeros(int(inside.sum()))
         bounds = np.full(len(epsilons), _infinite(pairs, side))
         if _is_single(pairs):
             bounds[inside] += _single_deltas(pairs[0][0], epsilons[inside], side)
         else:
-            bounds[inside] += _one_side(pairs, epsilons[inside], side)
+            bounds[inside] += _one_side(pairs, epsilons[inside], side, enough)
         found.append(bounds)
     return found[0], found[-1]
 
@@ -144,8 +148,12 @@ def _single_epsilon(pair: Pair, delta: float, side: int) -> float:
     return high
 
 
-def _one_side(pairs: Pairs, epsilons: Array, side: int) -> Array:
-    """One direction's deltas: the curve of each band in which, or nearly in which, one of them lies."""
+def _one_side(pairs: Pairs, epsilons: Array, side: int, enough: Array) -> Array:
+    """One direction's deltas: the curve of each band in which, or nearly in which, one of them lies.
+
+    Where a delta is below `enough`, no lower band is asked. The losses of adding a record to a sample are bounded, so that its
+    deltas fall to 1e-300 and below while those of removing one still matter.
+    """
     if not len(epsilons):
         return np.zeros(0)
     bounds = np.ones(len(epsilons))
@@ -155,7 +163,7 @@ def _one_side(pairs: Pairs, epsilons: Array, side: int) -> Array:
         band = min(needed)
         asked.add(band)
         bounds = np.minimum(bounds, _curve(pairs, side, band, TOLERANCE, True).delta(epsilons))
-        logs = np.log(np.maximum(bounds, 1e-320))
+        logs = np.log(np.maximum(bounds[bounds > enough], 1e-320))
         needed = {_band(float(log)) for shift in (-_NEAR, _NEAR) for log in np.unique(logs + shift)} - asked
     return bounds
 
