@@ -19,6 +19,7 @@ from privet.report.data_mark import mark_of
 from privet.synthesis import attacks
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
+from privet.training.folder import remove_working_files
 from privet.training.logs import logged
 from privet.training.standing import OnStep
 
@@ -99,6 +100,7 @@ def run(
     )
     replace(record, seconds=round(time.monotonic() - started, 1)).write(out)
     renew(out)
+    remove_working_files(out)
     return RunRecord.read(out)
 
 
