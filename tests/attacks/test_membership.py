@@ -140,8 +140,10 @@ def test_no_attack_finds_anything_where_nothing_is():
     x, y = blobs(360, 3)
     members, others, rest = ((x[i : i + 120], y[i : i + 120]) for i in (0, 120, 240))
     target = FIT(blobs(120, 4), generator())
-    for attack in ("loss", "confidence", "shadow", "lira"):
-        roc = membership(target, members, others, attack=attack, train=FIT, population=rest, shadows=4)
+    learns = {"train": FIT, "population": rest}
+    needs = {"loss": {}, "confidence": {}, "shadow": learns, "lira": {**learns, "shadows": 4}}
+    for attack, settings in needs.items():
+        roc = membership(target, members, others, attack=attack, **settings)
         assert 0.5 in roc.auc_interval(0.999), attack
 
 
@@ -167,7 +169,7 @@ def test_probabilities_of_the_target_and_logits_of_the_shadows_go_together(attac
     x, y = blobs(240, 6)
     members, others, rest = ((x[i : i + 80], y[i : i + 80]) for i in (0, 80, 160))
     target = FIT(members, generator())
-    settings = {"attack": attack, "train": FIT, "population": rest, "shadows": 4}
+    settings = {"attack": attack, "train": FIT, "population": rest, **({"shadows": 4} if attack == "lira" else {})}
     logits = membership(target, members, others, **settings)
     answers = membership(lambda batch: target(batch).softmax(1), members, others, outputs="probabilities", **settings)
     assert answers.auc == pytest.approx(logits.auc, abs=0.01)
@@ -236,6 +238,9 @@ def test_an_overfitted_resnet_leaks_and_its_private_twin_does_not():
         ({"attack": "lira"}, "give train"),
         ({"attack": "shadow", "train": FIT}, "give population"),
         ({"attack": "lira", "train": FIT, "shadows": 5}, "even number"),
+        ({"train": FIT}, "The loss attack does not use train"),
+        ({"attack": "confidence", "shadows": 4}, "The confidence attack does not use shadows"),
+        ({"attack": "shadow", "train": FIT, "shadows": 4}, "The shadow attack does not use shadows"),
     ],
 )
 def test_what_an_attack_needs_is_named(settings, message):

@@ -3,13 +3,16 @@
 import io
 from contextlib import redirect_stderr
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from privet.cli.board import _standing, board
+from privet.cli.board import _audited, _standing, board
 from privet.compare import ENTRANTS, Lane
+from privet.compare.result import Outcome
 from privet.compare.row import Row
+from privet.privacy import ApproximateDP, Ledger
 
 
 @pytest.fixture
@@ -78,3 +81,12 @@ def test_on_a_terminal_the_table_is_live(lanes, monkeypatch):
     with redirect_stderr(Terminal()) as terminal, board(1e-5) as show:
         show(lanes)
     assert lanes[0].entrant.key in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("claimed", "said"), [(0.4, "0.21 of 0.4, of a part of the run"), (2.999, "0.21 of 3")])
+def test_the_audit_of_a_step_is_not_shown_as_one_of_the_run(claimed, said):
+    ledger = Ledger()
+    ledger.record(ApproximateDP(3.0, 1e-5))
+    one = SimpleNamespace(lower_bound=0.21, claimed_epsilon=claimed, refuted=False)
+    outcome = Outcome(Row("a", "A", "done"), SimpleNamespace(audits=(one,)), ledger.spent(1e-5))
+    assert _audited(outcome) == said

@@ -10,9 +10,11 @@ import yaml
 from privet import data, recipes
 from privet.data import Dataset, Split
 from privet.errors import InputError
-from privet.privacy import Budget, CovarianceRelease, Gaussian
+from privet.privacy import Budget, CovarianceRelease, Gaussian, Ledger, LedgerError
+from privet.randomness import Randomness
 from privet.recipes import fit, load, names, pick
 from privet.recipes.recipe import ORIGINS
+from privet.recipes.releases import Releases
 
 DELTA = 1e-5
 
@@ -235,3 +237,20 @@ def changed_recipe(folder, settings, origins=None):
     path = folder / "own.yaml"
     path.write_text(yaml.safe_dump(plain))
     return path
+
+
+def test_a_kept_release_whose_event_was_cut_off_is_refused(tmp_path):
+    def make(ledger, randomness):
+        ledger.record(Gaussian(2.0))
+        return torch.ones(3)
+
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        Releases(ledger, Randomness.of(0), tmp_path).get("mean", make)
+    whole = path.read_bytes()
+    with Ledger.open(path) as ledger:
+        kept = Releases(ledger, Randomness.of(0), tmp_path).get("mean", make)
+        assert torch.equal(kept, torch.ones(3)) and len(ledger) == 1
+    path.write_bytes(whole.splitlines(keepends=True)[0])
+    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="whose events are not in the ledger"):
+        Releases(ledger, Randomness.of(0), tmp_path)

@@ -231,6 +231,20 @@ def test_nobody_looked_and_none_found_are_different_sentences(record, ledger):
     assert f"None was found beside this run when it was made, on {record.created[:10]}" in none
 
 
+def test_a_run_that_was_stopped_is_counted_where_it_is_named(record, ledger, tmp_path):
+    """It has a ledger and no record; version 0.1 refused the folder."""
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    with Ledger(stopped / "ledger.jsonl") as other:
+        other.record(STEP, 7)
+    found = find_others(tmp_path / "new", "a fingerprint", [stopped])
+    assert [(run.name, run.method) for run in found] == [("stopped", "stopped before its end")]
+    said = text(dataclasses.replace(record, others=found), ledger)
+    assert "| stopped | not known | stopped before its end |" in said
+    total = together(dataclasses.replace(record, others=found), ledger)
+    assert total.epsilon > ledger.spent(record.delta).epsilon
+
+
 def test_a_use_that_nobody_stated_is_not_invented(record, ledger):
     assert card(record, ledger)["intended_use"] == ""
     assert "## Intended use\n\nNot stated.\n" in text(record, ledger)

@@ -25,7 +25,7 @@ def membership(
     attack: Attack = "loss",
     train: Train | None = None,
     population: Records | None = None,
-    shadows: int = 16,
+    shadows: int | None = None,
     outputs: Outputs = "logits",
     seed: int = 0,
 ) -> Roc:
@@ -42,9 +42,14 @@ def membership(
             `privet.attacks.Fitting` does it for torch modules, and many at once.
         population: other records of the distribution, that the target was not trained on: a shadow is trained on half of
             them. Needed by "shadow"; "lira" can use it.
-        shadows: how many shadow models "lira" trains.
+        shadows: how many shadow models "lira" trains; 16 without it.
         outputs: whether the model's class scores are logits or probabilities.
     """
+    unused = {"train": train, "population": population, "shadows": shadows} if attack in ("loss", "confidence") else {}
+    unused |= {"shadows": shadows} if attack == "shadow" else {}
+    for name, value in unused.items():
+        if value is not None:
+            raise InputError(f"The {attack} attack does not use {name}: leave it out, or choose the attack 'lira'.")
     if attack in ("loss", "confidence"):
         return LossThreshold(attack, outputs)(model, members, non_members)
     if attack not in ("shadow", "lira"):
@@ -56,7 +61,14 @@ def membership(
     generator = torch.Generator().manual_seed(seed)
     if attack == "lira":
         return lira(
-            model, members, non_members, train, generator, shadows=shadows, population=population, outputs=outputs
+            model,
+            members,
+            non_members,
+            train,
+            generator,
+            shadows=16 if shadows is None else shadows,
+            population=population,
+            outputs=outputs,
         ).roc
     if population is None:
         raise InputError("The shadow attack trains on records of its own: give population, inputs and labels.")

@@ -16,9 +16,9 @@ from privet.compare.job import Job
 from privet.compare.row import Row
 from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
-from privet.privacy import Ledger, Spent
+from privet.privacy import Spent
 from privet.report import OtherRun, RunRecord, renew, words
-from privet.report.others import distinct, find_others, of_folder, of_ledger, together
+from privet.report.others import distinct, find_others, of_folder, together
 from privet.report.plain import MisfitError, build
 from privet.report.record import Rate
 from privet.report.statement import accuracy_interval, standing
@@ -153,15 +153,10 @@ def _runs(out: Path) -> tuple[OtherRun, ...]:
     for path in sorted(out.glob(f"*/{LEDGER}")):
         folder = path.parent
         try:
-            found += of_folder(folder)[:1] if (folder / "record.json").exists() else [_stopped(folder)]
+            found += of_folder(folder)[:1]
         except PrivetError:
             continue  # its first line was never written: nothing was used
     return distinct(found)
-
-
-def _stopped(folder: Path) -> OtherRun:
-    ledger = Ledger.open(folder / LEDGER, read_only=True)
-    return of_ledger(ledger, name=folder.name, created="", method="stopped before its end")
 
 
 def _count(folder: Path, everybody: Sequence[OtherRun]) -> None:

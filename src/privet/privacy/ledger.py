@@ -375,10 +375,15 @@ def _chain(head: str, entry: dict[str, Any]) -> str:
 
 def _locked(path: Path) -> Lock:
     """Two processes that append to one ledger would break its chain. The lock is a file beside it: all may read the ledger."""
+    lock = path.with_name(f"{path.name}.lock")
     try:
-        return Lock(path.with_name(f"{path.name}.lock"))
+        return Lock(lock)
     except Busy:
         raise LedgerError(f"The ledger {path} is being written by another process.") from None
+    except OSError as error:
+        raise LedgerError(
+            f"The ledger {path} cannot be written: its lock {lock} cannot be taken ({error.strerror})."
+        ) from None
 
 
 def _sync_folder(folder: Path) -> None:

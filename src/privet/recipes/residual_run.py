@@ -23,6 +23,7 @@ from privet.recipes.comparison import Comparison
 from privet.recipes.prepare import scores
 from privet.recipes.run import fraction_right, marked, measure, summary, title_of
 from privet.report import AttackResult, Epoch, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
+from privet.training.folder import remove_working_files
 from privet.training.logs import logged
 from privet.training.standing import OnStep
 
@@ -126,6 +127,7 @@ def run_residual(
     )
     record.write(out)
     renew(out)
+    remove_working_files(out)
     return RunRecord.read(out)
 
 

@@ -36,7 +36,7 @@ from privet.report import (
     versions,
 )
 from privet.report.data_mark import mark_of
-from privet.training.folder import LEDGER, WORKING_FILES
+from privet.training.folder import LEDGER, remove_working_files
 from privet.training.logs import logged
 from privet.training.standing import OnStep
 
@@ -112,9 +112,8 @@ def finish(record: RunRecord, out: Path, created: str, started: float, others: S
     seconds = round(time.monotonic() - started, 1)
     replace(record, created=created, seconds=seconds, others=None if others is None else tuple(others)).write(out)
     renew(out)
-    for pattern in (*WORKING_FILES, RELEASES):
-        for file in out.glob(pattern):
-            file.unlink()
+    (out / RELEASES).unlink(missing_ok=True)
+    remove_working_files(out)
     return RunRecord.read(out)
 
 

@@ -11,6 +11,7 @@ from privet.privacy import Event, Ledger, Spent, accountant_named
 from privet.privacy.events import composed
 from privet.report.data_mark import fits
 from privet.report.record import FILE, OtherRun, RunRecord
+from privet.training.folder import LEDGER
 
 
 def find_others(out: Path, fingerprint: str, named: Sequence[Path] = ()) -> tuple[OtherRun, ...]:
@@ -31,11 +32,19 @@ def find_others(out: Path, fingerprint: str, named: Sequence[Path] = ()) -> tupl
 
 
 def of_folder(folder: Path) -> tuple[OtherRun, ...]:
-    """A run as another one counts it, and the others that it counts."""
+    """A run as another one counts it, and the others that it counts; one that was stopped before its end counts as well."""
+    if not (folder / FILE).exists() and (folder / LEDGER).exists():
+        return (stopped(folder),)
     record = RunRecord.read(folder)
     name = folder.resolve().name
     own = of_ledger(record.open_ledger(folder), name=name, created=record.created, method=record.method)
     return (own, *(record.others or ()))
+
+
+def stopped(folder: Path) -> OtherRun:
+    """A run that was stopped: it has a ledger and no record, and what it used was used."""
+    ledger = Ledger.open(folder / LEDGER, read_only=True)
+    return of_ledger(ledger, name=folder.resolve().name, created="", method="stopped before its end")
 
 
 def of_ledger(ledger: Ledger, *, name: str, created: str, method: str) -> OtherRun:

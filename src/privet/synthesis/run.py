@@ -21,6 +21,7 @@ from privet.report import DataSummary, ModelSummary, OtherRun, RunRecord, renew,
 from privet.synthesis import attacks
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
+from privet.training.folder import remove_working_files
 from privet.training.logs import logged
 from privet.training.standing import OnStep
 
@@ -101,6 +102,7 @@ def run(
     )
     replace(record, seconds=round(time.monotonic() - started, 1)).write(out)
     renew(out)
+    remove_working_files(out)
     return RunRecord.read(out)
 
 

@@ -24,6 +24,13 @@ WORKING_FILES = ("checkpoint-*.safetensors", JOURNAL, NEWEST_HEAD, LOCK, f"{LEDG
 """What a run needs to go on, and is not for release."""
 
 
+def remove_working_files(folder: Path) -> None:
+    """Of a run that is finished and closed: what it needed to go on."""
+    for pattern in WORKING_FILES:
+        for file in folder.glob(pattern):
+            file.unlink()
+
+
 class RunFolder:
     """A run that can be killed at any moment and continued.
 
