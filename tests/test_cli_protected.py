@@ -267,3 +267,24 @@ def test_a_large_delta_is_said_on_page_and_card(home):
     assert page.stderr.count("is not below 1/N") == 1
     for name in ("CARD.md", "report.html"):
         assert "is not below 1/N" in (out / name).read_text()
+
+
+def test_protected_test_records_are_not_taken_as_public_ones(home):
+    given = ("--method", "pate", "--public", 100, "--out", home / "p")
+    page = privet(*asked(home, "train", "people.csv", *given))
+    assert page.exit_code == 2 and "are protected, so none of them are public" in page.stderr
+    assert not (home / "p").exists()
+
+
+def test_pate_is_measured_within_the_budget(home):
+    for name, count, seed in (("plain.csv", 1500, 4), ("open.csv", 400, 5)):
+        draw = np.random.default_rng(seed).random((count, 2))
+        lines = [f"{a:.9f},{b:.9f},{'yes' if a > 0.5 else 'no'}" for a, b in draw]
+        (home / name).write_text("\n".join(["age,height,sick", *lines]) + "\n")
+    given = ("--method", "pate", "--public", f"csv:{home / 'open.csv'}", "--teachers", 20, "--out", home / "q")
+    page = privet(*asked(home, "train", "plain.csv", *given))
+    assert page.exit_code == 0, page.output
+    record = RunRecord.read(home / "q")
+    ledger = record.open_ledger(home / "q")
+    assert Gaussian(record.utility.noise) in {event for event, _ in ledger}
+    assert ledger.spent(record.delta).epsilon <= 3 and CONDITION in ledger.conditions
