@@ -6,6 +6,7 @@ from typing import Any
 PAGES = {
     "Home": "index.md",
     "Data": "data.md",
+    "Who is protected": "protection.md",
     "Training": "training.md",
     "What is checked": "what-is-checked.md",
     "Users": "users.md",
@@ -24,6 +25,7 @@ PAGES = {
     "PATE": "pate.md",
     "Performance": "performance.md",
     "Dependencies": "dependencies.md",
+    "The books, before and now": "books-before-and-now.md",
 }
 
 

@@ -10,7 +10,17 @@ import time
 import pytest
 
 from privet.errors import InputError
-from privet.privacy import Claimed, Gaussian, Ledger, LedgerError, Nothing, PoissonSampled, PublishedClaim, Relation
+from privet.privacy import (
+    Claimed,
+    Gaussian,
+    Ledger,
+    LedgerError,
+    Nothing,
+    PoissonSampled,
+    PublishedClaim,
+    Relation,
+    accountant_named,
+)
 
 STEP = PoissonSampled(0.01, Gaussian(1.1))
 
@@ -361,3 +371,39 @@ def test_an_entry_that_hashes_well_and_says_nothing_is_refused(path, entries):
             ledger._write(entry)
     with pytest.raises(LedgerError, match=f"Line {len(entries) + 1} of the ledger"):
         Ledger.open(path)
+
+
+def test_a_condition_is_kept_in_the_file_and_named_by_every_statement(tmp_path):
+    ledger = Ledger(tmp_path / "a")
+    ledger.size_is_public()
+    ledger.record(Gaussian(2.0))
+    ledger.condition("the columns are public")
+    ledger.record(Gaussian(2.0))
+    ledger.size_is_public()  # written once
+    ledger.close()
+    again = Ledger.open(tmp_path / "a")
+    assert again.conditions == ("the number of records is public", "the columns are public")
+    assert again.event == Gaussian(2.0) * 2 and again.head == ledger.head
+    spent = again.spent(1e-5)
+    assert str(spent).endswith("proved; the number of records is public; the columns are public)")
+    assert spent.to_dict()["conditions"] == list(again.conditions)
+    assert spent.epsilon == accountant_named("pld").epsilon(Gaussian(2.0) * 2, 1e-5)
+    again.close()
+    with pytest.raises(LedgerError, match="was edited"):
+        text = (tmp_path / "a").read_text().replace("columns are public", "columns are secret")
+        (tmp_path / "b").write_text(text)
+        Ledger.open(tmp_path / "b")
+    with pytest.raises(LedgerError, match="reading only"):
+        Ledger.open(tmp_path / "a", read_only=True).condition("something else")
+
+
+def test_neighbours_that_replace_a_record_have_no_condition_on_their_number():
+    ledger = Ledger(relation="replace-one")
+    ledger.size_is_public()
+    assert ledger.conditions == () and "public" not in str(ledger.spent(1e-5))
+
+
+def test_the_number_of_users_is_named_for_users():
+    ledger = Ledger(unit="user")
+    ledger.size_is_public()
+    assert ledger.conditions == ("the number of users is public",)

@@ -55,6 +55,8 @@ def with_test_records(
         raise InputError(f"{source} has no part named train: it has {', '.join(dataset.splits)}.")
     if hold_out is not None and not 0 < hold_out < 1:
         raise InputError(f"The share to hold out lies between 0 and 1, and is {hold_out:g}.")
+    if public_size is not None and public_size < 1:
+        raise InputError(f"The public number of records is at least 1, and not {public_size}.")
     stated = public_size is not None
     if "test" in dataset.splits:
         if hold_out is not None:

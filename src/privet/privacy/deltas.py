@@ -43,4 +43,4 @@ def delta_warning(delta: float, count: int, unit: str = "record") -> str:
 def warn_of_delta(delta: float, count: int, unit: str = "record") -> None:
     """Warn (`PrivetWarning`) where delta is 1 / count or more."""
     if said := delta_warning(delta, count, unit):
-        warnings.warn(said, PrivetWarning, stacklevel=3)
+        warnings.warn(said, PrivetWarning, stacklevel=4)  # the caller of make_private

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privet.data import Dataset, Progress, Split, compute_features, set_aside
+from privet.data import CATALOGUE, Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
 from privet.methods import pate
 from privet.methods.private_accuracy import PrivateAccuracy
@@ -47,6 +47,11 @@ class Public:
         if text.isascii() and text.isdigit():
             if int(text) == 0:
                 raise InputError("PATE needs public records without labels, and none were given.")
+            if (source or dataset.name) not in CATALOGUE and not dataset.unprotected:
+                raise InputError(
+                    f"The test records of {dataset.name} are protected, so none of them are public: name another data set, or "
+                    "say which records go without protection (--hold-out, --unprotected-test)."
+                )
             set_aside(dataset, int(text))
             return cls(aside=int(text), named=f"{int(text):,} of the test records of {dataset.name}")
         other = load(text)

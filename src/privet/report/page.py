@@ -172,7 +172,7 @@ def _beside_accuracy(record: RunRecord) -> str:
     on_training = f"on the training records {100 * record.training_accuracy:.2f} %"
     utility = record.utility
     if utility is None:
-        return f"not measured with noise: exact, and internal; {on_training}"
+        return on_training if record.data.public else f"not measured with noise: exact, and internal; {on_training}"
     said = f"95 % interval {100 * utility.low:.1f} to {100 * utility.high:.1f} %; "
     said += f"always the most frequent class: {100 * utility.majority:.1f} %; "
     if utility.noise:

@@ -92,6 +92,8 @@ def measured(record: RunRecord) -> str:
     """How well the release does, in a sentence that may be published."""
     found = record.released_utility
     whose = "of a model that was trained on the synthetic data alone" if record.synthetic else "of the model"
+    if found is None and record.data.public:  # a record of version 0.1.0
+        return f"The accuracy {whose} is {words.share(record.test_accuracy)}, measured on the test records."
     if found is None:
         return (
             f"The accuracy {whose} was not measured in a way that may be published: exact figures of private records stay "
