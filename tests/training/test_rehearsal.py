@@ -163,7 +163,9 @@ def test_a_batch_that_the_body_passes_over_is_an_empty_step() -> None:
 
 
 def test_when_a_loop_is_checked_is_public() -> None:
-    assert [step for step in range(20_000) if is_rehearsed(step)] == [0, 100, 1000, 10_000]
+    assert [step for step in range(20_000) if is_rehearsed(step, 20_000)] == [0, 100, 1000, 10_000]
+    assert [step for step in range(400) if is_rehearsed(step, 400)] == [0, 100]
+    assert [step for step in range(399) if is_rehearsed(step, 399)] == [0]
 
 
 def test_a_record_of_an_earlier_batch_is_refused() -> None:

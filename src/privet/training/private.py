@@ -301,7 +301,7 @@ class Private:
 
     def _rehearse(self, step: int) -> Generator[Any]:
         """Give the loop's body a few records to see that it treats each on its own; see `privet.training.rehearsal`."""
-        if not self._self_check or step <= self._rehearsed_to or not (is_rehearsed(step) or self._rehearsed_to < 0):
+        if not self._self_check or step <= self._rehearsed_to or not self._is_checked_before(step):
             return
         if self._count() < 2:
             return  # the only record there is has nobody to meet
@@ -319,6 +319,9 @@ class Private:
             if not complaint:
                 break  # what looks wrong is looked at again, with other records
         self._rehearsed_to = step
+
+    def _is_checked_before(self, step: int) -> bool:
+        return self._rehearsed_to < 0 or is_rehearsed(step, self.plan.steps)
 
     @property
     def _may_skip(self) -> bool:

@@ -35,11 +35,14 @@ _TOLERANCE, _COARSE = 1e-3, 0.05
 """How far the directions of gradients may be apart, in parts of their length: for float32 and for half precision. The same
 arithmetic on the same numbers has no error at all; a device that adds in any order has one of a few units in the last place."""
 _OFTEN, _LATER = 100, 10
+_LONG = 400
+"""Runs of fewer steps are checked before the first one only. A check takes up to 3.7 times as long as a step
+(`benchmarks/later_checks.py`), so that the later ones take at most 1 % of a longer run."""
 
 
-def is_rehearsed(step: int) -> bool:
-    """Whether the loop is checked before step 0, 1, 2, ...: before the first one, then ever more rarely."""
-    if step < _OFTEN:
+def is_rehearsed(step: int, steps: int) -> bool:
+    """Whether a loop of so many steps is checked before step 0, 1, 2, ...: before the first one, then ever more rarely."""
+    if step < _OFTEN or steps < _LONG:
         return step == 0
     power = round(math.log(step / _OFTEN, _LATER))
     return bool(step == _OFTEN * _LATER**power)
