@@ -111,8 +111,8 @@ def _einsum(moved: Moved) -> int:
         stride = strides.get(id(factor))
         if stride is not None:
             at = position(factor.shape, stride, moved.records)
-            letters.add(term[at.dim] if at and term.count(term[at.dim]) == 1 else "")
-    letter = letters.pop() if len(letters) == 1 else ""
+            letters.add((term[at.dim], at.inner) if at and term.count(term[at.dim]) == 1 else ("", 0))
+    letter = letters.pop()[0] if len(letters) == 1 else ""
     return place(moved, output.index(letter)) if letter and output.count(letter) == 1 else UNKNOWN
 
 

@@ -133,7 +133,8 @@ class Marking(Knowledge):
         strides = {id(tensor): stride for tensor, stride in moved.tensors}
         index, values = moved.args[1], moved.args[2]
         if any(strides.get(id(t)) is not None for t in tensors_in(index)):
-            return UNKNOWN if isinstance(values, Tensor) else self._place_of_number(moved, before, strides)
+            number = isinstance(values, (bool, int, float, complex))
+            return self._place_of_number(moved, before, strides) if number else UNKNOWN
         # Numbers in the place of x: what the index takes of them says where each one is.
         if moved.records == 1:
             return before if before is not None else 0
@@ -157,7 +158,7 @@ class Marking(Knowledge):
 
     @staticmethod
     def _place_of_number(moved: Moved, before: int | None, strides: dict[int, int | None]) -> int:
-        """``x[mask] = 0`` and ``x[arange(records), positions] = 1``: a record's index says which of its own entries are written."""
+        """``x[mask] = 0`` and ``x[arange(records), positions] = 1``: a record's index says which of its own entries change."""
         out, index = moved.args[:2]
         if isinstance(index, Tensor) and index.dtype == torch.bool:
             with torch._C.DisableTorchFunction():
