@@ -400,6 +400,83 @@ SHAPES: dict[str, tuple[Function, tuple[Any, ...], dict[str, Any]]] = {
     "__setitem__": (Tensor.__setitem__, ((4, 2), "columns", (4,)), {}),
     "picked": (Tensor.__getitem__, ((4, 2, 2), "range"), {}),
     "kl_div": (torch.kl_div, ((2, 2), (2, 2)), {}),
+    "linalg.norm": (torch.linalg.norm, ((4, 2, 4),), {"dim": 1}),
+    "linalg.norm of matrices": (torch.linalg.norm, ((4, 2, 4), "nuc"), {"dim": (0, 1)}),
+    "linalg.matrix_norm": (torch.linalg.matrix_norm, ((2, 4, 4),), {}),
+    "linalg.inv_ex": (torch.linalg.inv_ex, ((4, 2, 2),), {}),
+    "linalg.inv": (torch.linalg.inv, ((4, 2, 2),), {}),
+    "linalg.inv of one": (torch.linalg.inv, ((4, 4),), {}),
+    "linalg.det": (torch.linalg.det, ((2, 4, 2, 2),), {}),
+    "linalg.slogdet": (torch.linalg.slogdet, ((4, 2, 2),), {}),
+    "logdet": (torch.logdet, ((4, 2, 2),), {}),
+    "matrix_power": (torch.matrix_power, ((4, 2, 2), 2), {}),
+    "matrix_exp": (torch.matrix_exp, ((4, 2, 2),), {}),
+    "linalg.solve": (torch.linalg.solve, ((4, 2, 2), (4, 2, 4)), {}),
+    "linalg.solve of one matrix": (torch.linalg.solve, ((1, 2, 2), (4, 2, 4)), {}),
+    "linalg.solve from the right": (torch.linalg.solve, ((4, 2, 2), (4, 4, 2)), {"left": False}),
+    "linalg.solve of vectors": (torch.linalg.solve, ((4, 4, 4), (4, 4)), {}),
+    "linalg.solve_triangular": (torch.linalg.solve_triangular, ((2, 2, 2), (2, 2, 4)), {"upper": False}),
+    "hstack": (torch.hstack, (((4, 2), (4, 4)),), {}),
+    "hstack of vectors": (torch.hstack, (((4,), (4,)),), {}),
+    "vstack": (torch.vstack, (((4,), (2, 4)),), {}),
+    "vstack of matrices": (torch.vstack, (((4, 2), (4, 2)),), {}),
+    "dstack": (torch.dstack, (((4, 2), (4, 2, 2)),), {}),
+    "dstack of vectors": (torch.dstack, (((4,), (4,)),), {}),
+    "column_stack": (torch.column_stack, (((4,), (4, 2)),), {}),
+    "hsplit": (torch.hsplit, ((4, 4, 2), 2), {}),
+    "hsplit of a vector": (torch.hsplit, ((4,), 2), {}),
+    "vsplit": (torch.vsplit, ((4, 4, 2), 2), {}),
+    "dsplit": (torch.dsplit, ((4, 2, 4), 2), {}),
+    "diagonal": (torch.diagonal, ((4, 2, 4),), {"dim1": 1, "dim2": 2}),
+    "diagonal of the first": (torch.diagonal, ((4, 4, 4),), {}),
+    "linalg.diagonal": (torch.linalg.diagonal, ((4, 2, 4),), {}),
+    "diag_embed": (torch.diag_embed, ((4, 2, 4),), {"dim1": 0, "dim2": 2}),
+    "diag_embed in front": (torch.diag_embed, ((4, 4),), {"offset": 1, "dim1": 0, "dim2": 1}),
+    "rot90": (torch.rot90, ((4, 4, 4), 1, "=dims"), {}),
+    "fliplr": (torch.fliplr, ((4, 4, 2),), {}),
+    "flipud": (torch.flipud, ((4, 4, 2),), {}),
+    "cross": (torch.cross, ((4, 3, 2), (4, 3, 2)), {"dim": 1}),
+    "cross without a dimension": (torch.cross, ((4, 3), (4, 3)), {}),
+    "linalg.cross": (torch.linalg.cross, ((4, 2, 3), (1, 2, 3)), {}),
+    "trapezoid": (torch.trapezoid, ((4, 2, 4),), {"dim": 1}),
+    "trapezoid at places": (torch.trapezoid, ((4, 2, 4), (4,)), {}),
+    "trapezoid at places of each": (torch.trapezoid, ((4, 2, 4), (4, 2, 4)), {}),
+    "cumulative_trapezoid": (torch.cumulative_trapezoid, ((4, 2, 4),), {"dim": 1}),
+    "searchsorted": (torch.searchsorted, ((6,), (4, 2)), {}),
+    "searchsorted of rows": (torch.searchsorted, ((4, 2, 6), (4, 2, 2)), {}),
+    "fftshift": (torch.fft.fftshift, ((4, 4, 2),), {"dim": (1, 2)}),
+    "fftshift of all": (torch.fft.fftshift, ((4, 4, 2),), {}),
+    "rfftn": (torch.fft.rfftn, ((4, 4, 2),), {"dim": (1, 2)}),
+    "irfft2": (torch.fft.irfft2, ((4, 4, 4),), {}),
+    "stft": (torch.stft, ((4, 16), 4), {"return_complex": True, "window": torch.ones(4, dtype=torch.float64)}),
+    "stft of one": (torch.stft, ((16,), 4), {"return_complex": True, "window": torch.ones(4, dtype=torch.float64)}),
+    "einsum with dots": (torch.einsum, ("=b...d,...de->b...e", (2, 4, 2), (4, 2, 2)), {}),
+    "einsum with dots in the middle": (torch.einsum, ("=a...b,b...c->...ac", (2, 2, 4), (4, 2, 2)), {}),
+    "einsum without an arrow": (torch.einsum, ("=cab,bd", (2, 4, 2), (2, 4)), {}),
+    "einsum of the diagonal": (torch.einsum, ("=bii->bi", (4, 2, 2)), {}),
+    "einsum over the dots": (torch.einsum, ("=...d->d", (4, 2, 2)), {}),
+    "tensordot": (torch.tensordot, ((4, 2, 4), (2, 4)), {"dims": ([1], [0])}),
+    "tensordot of all": (torch.tensordot, ((4, 2, 4), (2, 4)), {"dims": 2}),
+    "inner": (torch.inner, ((4, 2, 4), (2, 4)), {}),
+    "outer": (torch.outer, ((4,), (2,)), {}),
+    "linalg.vecdot": (torch.linalg.vecdot, ((4, 2, 4), (2, 4)), {"dim": -1}),
+    "linalg.vecdot over the first": (torch.linalg.vecdot, ((4, 2, 4), (4, 2, 4)), {"dim": 0}),
+    "special.softmax": (torch.special.softmax, ((4, 2, 4), 1), {}),
+    "renorm": (torch.renorm, ((4, 4, 2), 2, 0, 0.1), {}),
+    "renorm of columns": (torch.renorm, ((4, 4, 2), 2, 1, 0.1), {}),
+    "select_scatter": (torch.select_scatter, ((4, 2, 4), (4, 4), 1, 0), {}),
+    "select_scatter in front": (torch.select_scatter, ((4, 4, 2), (4, 2), 0, 1), {}),
+    "slice_scatter": (torch.slice_scatter, ((4, 4, 2), (4, 2, 2), 1, 0, 2), {}),
+    "msort": (torch.msort, ((4, 4, 2),), {}),
+    "ctc_loss": (F.ctc_loss, ((6, 4, 2), "ones 4 2", "sixes 4", "ones 4"), {"reduction": "none"}),
+    "ctc_loss, mean": (F.ctc_loss, ((6, 4, 2), "ones 4 2", "sixes 4", "ones 4"), {}),
+    "ctc_loss of joined targets": (F.ctc_loss, ((6, 4, 2), "ones 4", "sixes 4", "ones 4"), {"reduction": "sum"}),
+    "gaussian_nll_loss": (F.gaussian_nll_loss, ((4, 2), (4, 2), (4, 2)), {}),
+    "gaussian_nll_loss of rows": (F.gaussian_nll_loss, ((4, 2), (4, 2), (4,)), {"reduction": "none"}),
+    "a number where a mask is true": (Tensor.__setitem__, ((4, 2), "mask 4 2", 0.5), {}),
+    "a number where a mask of rows is true": (Tensor.__setitem__, ((4, 2), "mask 4", 0.5), {}),
+    "a number at places": (Tensor.__setitem__, ((4, 2, 2), "range", 0.5), {}),
+    "Tensor.unfold": (Tensor.unfold, ((4, 4, 2),), {"dimension": 1, "size": 2, "step": 1}),
     "nothing": (torch.narrow, ((4, 2), 1, 0, 0), {}),
 }  # fmt: skip
 
@@ -417,11 +494,20 @@ def _calls_on(
             return (Given(torch.arange(4)), made("labels 4", False, records))
         if shape == "quantiles":
             return torch.tensor([0.25, 0.75], dtype=torch.float64)
+        if shape == "=dims":
+            return (1, 2)
         if isinstance(shape, str) and shape.startswith("="):
             return shape[1:]
+        if isinstance(shape, tuple) and shape and isinstance(shape[0], tuple):
+            return tuple(made(each, False, records) for each in shape)
+        if isinstance(shape, str) and not shape[-1].isdigit():
+            return shape
         if shape == "var":
             return Given(torch.rand(4, generator=generator, dtype=torch.float64) + 0.5)
-        if isinstance(shape, str):
+        if isinstance(shape, str) and shape.startswith(("ones", "sixes", "mask")):
+            value = torch.full([int(size) for size in shape.split()[1:]], 6 if shape.startswith("sixes") else 1)
+            values = torch.rand(value.shape, generator=generator) < 0.5 if shape.startswith("mask") else value
+        elif isinstance(shape, str):
             values = torch.randint(0, 2, [int(size) for size in shape.split()[1:]], generator=generator)
         elif isinstance(shape, tuple) and not (function is F.layer_norm and first is None):
             values = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch import distributions as D
 from torch.nn import functional as F
 
+from tests.zoo.harness import SOUND, Trap
 from tests.zoo.parts import (
+    CLASSES,
+    FEATURES,
     LENGTH,
+    OUTLIER,
     WIDTH,
     Operation,
+    around,
+    cross_entropy,
+    of_outputs,
+    perceptron,
+    rows,
+    sequences,
+    square,
 )
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -295,7 +308,7 @@ ALONG: dict[str, tuple[Operation, Operation]] = {
     ),
     "einsum without an arrow": (
         lambda h: torch.einsum("abc,cd", h, torch.eye(WIDTH).flip(0).to(h)),
-        lambda h: h + torch.einsum("dbt,be", h.permute(2, 0, 1), h[:, 0])[:, :, :1].mT / 9,
+        lambda h: h + torch.einsum("cab,cd", h, h[:, 0]).sum((0, 1)) / 9,
     ),
     "einsum of sublists": (
         lambda h: torch.einsum(h, [0, 1, 2], torch.eye(WIDTH).flip(0).to(h), [2, 3], [0, 1, 3]),
@@ -315,7 +328,7 @@ ALONG: dict[str, tuple[Operation, Operation]] = {
     ),
     "logsumexp": (lambda h: h - h.logsumexp(-1, keepdim=True), lambda h: h - h.logsumexp(0, keepdim=True)),
     "softmin": (lambda h: F.softmin(h, dim=1) * 4, lambda h: F.softmin(-h, dim=0) * 4),
-    "softmax_like": (lambda h: torch.special.softmax(h, -1) * 4, lambda h: torch.special.softmax(h, 0) * 4),
+    "softmax of torch.special": (lambda h: torch.special.softmax(h, -1) * 4, lambda h: torch.special.softmax(h, 0) * 4),
     "renorm": (lambda h: h.renorm(2, 0, 1.0), lambda h: h.renorm(2, 1, 0.5) * 4),
     "local_response_norm": (
         lambda h: F.local_response_norm(h, 3, alpha=1.0),
@@ -396,3 +409,250 @@ def _with_slices(h: Tensor, dim: int) -> Tensor:
     out[first] = h[first]
     out[rest] = h[rest] - h[shorter]
     return out
+
+
+NOT_BITING = frozenset(
+    {
+        "linalg.det", "logdet", "cumprod", "searchsorted in each record", "pixel_shuffle", "bilinear", "rfft2 and irfft2",
+        "logsumexp", "softmin", "addcdiv", "batched matrix times vector", "softmax of torch.special", "hstack",
+    }
+)  # fmt: skip
+"""Along the batch these mix records by less than the clipping norm shows."""
+
+
+# --- writes into new tensors ----------------------------------------------------------------------------------------------
+
+
+def _last(h: Tensor) -> Tensor:
+    """A mask that ends at a place of each record's own."""
+    mask = torch.zeros(len(h), LENGTH)
+    mask[torch.arange(len(h)), (h[..., 0] > 0).sum(1) % LENGTH] = 1
+    return h * mask.flip(-1).cumsum(-1).flip(-1)[..., None].to(h)
+
+
+def _last_of_a_neighbor(h: Tensor) -> Tensor:
+    mask = torch.zeros(len(h), LENGTH)
+    mask[torch.arange(len(h)), (h.flip(0)[..., 0] > 0).sum(1) % LENGTH] = 1
+    return h * mask[..., None].to(h)
+
+
+def _zeroed(mask: Callable[[Tensor], Tensor]) -> Operation:
+    def operation(h: Tensor) -> Tensor:
+        h = h.clone()
+        h[mask(h)] = 0
+        return h
+
+    return operation
+
+
+WRITES: dict[str, tuple[Operation, Operation]] = {
+    "h[arange, positions] = 1": (_last, _last_of_a_neighbor),
+    "h[mask] = 0": (_zeroed(lambda h: h > 0.5), _zeroed(lambda h: h > h.mean(0))),
+    "h[mask of positions] = 0": (_zeroed(lambda h: h[..., 0] > 0), _zeroed(lambda h: h.flip(0)[..., 0] > 0)),
+}
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------------
+
+
+def _hot(y: Tensor, o: Tensor) -> Tensor:
+    return F.one_hot(y, CLASSES).to(o)
+
+
+def _steps(o: Tensor) -> Tensor:
+    """Log-probabilities of the shape (steps, records, classes)."""
+    return torch.stack([o, o * 0.5, o.tanh(), o * 0.1]).log_softmax(-1)
+
+
+def _lengths(o: Tensor, length: int) -> Tensor:
+    return torch.full((len(o),), length)
+
+
+OFF: dict[str, Any] = {"validate_args": False}
+
+SOUND_LOSSES: dict[str, Loss] = {
+    "Normal.log_prob": lambda o, y: -D.Normal(o[:, 0], F.softplus(o[:, 1]) + 0.1, **OFF).log_prob(y.to(o)).mean(),
+    "Categorical.log_prob": lambda o, y: -D.Categorical(logits=o, **OFF).log_prob(y).mean(),
+    "Bernoulli.log_prob": lambda o, y: -D.Bernoulli(logits=o, **OFF).log_prob(_hot(y, o)).sum(1).mean(),
+    "Independent(Laplace).log_prob": lambda o, y: -D.Independent(D.Laplace(o, 1.0, **OFF), 1, **OFF).log_prob(_hot(y, o)).mean(),
+    "Dirichlet.log_prob": lambda o, y: -D.Dirichlet(o.exp().clamp(0.1, 9), **OFF).log_prob(_hot(y, o) * 0.4 + 0.2).mean(),
+    "MultivariateNormal.log_prob": lambda o, y: -D.MultivariateNormal(o, torch.eye(CLASSES).to(o), **OFF)
+    .log_prob(_hot(y, o)).mean(),
+    "MultivariateNormal with own factors": lambda o, y: -D.MultivariateNormal(
+        o, scale_tril=torch.diag_embed(o.exp().clamp(0.1, 3)), **OFF
+    ).log_prob(_hot(y, o)).mean(),
+    "a mixture's log_prob": lambda o, y: -D.MixtureSameFamily(
+        D.Categorical(logits=o, **OFF), D.Normal(o, torch.ones_like(o), **OFF), **OFF
+    ).log_prob(y.to(o)).mean(),
+    "kl_divergence": lambda o, y: D.kl_divergence(
+        D.Normal(o, o.exp().clamp(0.1, 3), **OFF), D.Normal(torch.zeros(CLASSES).to(o), torch.ones(CLASSES).to(o), **OFF)
+    ).sum(1).mean(),
+    "gaussian_nll_loss": lambda o, y: F.gaussian_nll_loss(o[:, 0], y.to(o), o[:, 1].exp()),
+    "gaussian_nll_loss, one variance a row": lambda o, y: F.gaussian_nll_loss(o, _hot(y, o), o[:, 1].exp(), full=True),
+    "ctc_loss": lambda o, y: F.ctc_loss(_steps(o), (y % 2 + 1)[:, None], _lengths(o, 4), _lengths(o, 1)),
+    "ctc_loss, none": lambda o, y: F.ctc_loss(
+        _steps(o), (y % 2 + 1)[:, None], (4,) * len(o), (1,) * len(o), reduction="none"
+    ).mean(),
+    "ctc_loss, lengths of records": lambda o, y: F.ctc_loss(
+        _steps(o), (y % 2 + 1)[:, None], 3 + y % 2, torch.ones_like(y), reduction="sum"
+    ),
+    "BCE with weights of classes": lambda o, y: F.binary_cross_entropy_with_logits(
+        o, _hot(y, o), pos_weight=torch.tensor([1.0, 2.0, 3.0]).to(o)
+    ),
+}  # fmt: skip
+
+UNSOUND_LOSSES: dict[str, Loss] = {
+    "Normal around the batch": lambda o, y: -D.Normal(o.mean(0), 1.0, **OFF).log_prob(_hot(y, o)).sum(1).mean(),
+    "Normal of the batch's spread": lambda o, y: -D.Normal(o, o.std(0, correction=0) + 0.1, **OFF).log_prob(_hot(y, o)).mean(),
+    "MultivariateNormal of the batch": lambda o, y: -D.MultivariateNormal(
+        o, torch.cov(o.mT, correction=0) + torch.eye(CLASSES).to(o), **OFF
+    ).log_prob(_hot(y, o)).mean(),
+    "validated Normal": lambda o, y: -D.Normal(o, 1.0, validate_args=True).log_prob(_hot(y, o)).mean(),
+    "gaussian_nll_loss with the batch's variance": lambda o, y: F.gaussian_nll_loss(
+        o, _hot(y, o), o.var(0, correction=0).expand_as(o)
+    ),
+    "ctc_loss of a neighbor's targets": lambda o, y: F.ctc_loss(
+        _steps(o), (y.flip(0) % 2 + 1)[:, None], _lengths(o, 4), _lengths(o, 1)
+    ),
+    "ctc_loss of joined targets": lambda o, y: F.ctc_loss(_steps(o), y % 2 + 1, _lengths(o, 4), _lengths(o, 1)),
+    "ctc_loss over the batch": lambda o, y: F.ctc_loss(
+        o[:, None].log_softmax(-1), (y[:1] % 2 + 1)[:, None], (len(o),), (1,)
+    ),
+    "ctc_loss of lengths by place": lambda o, y: F.ctc_loss(
+        _steps(o), (y % 2 + 1)[:, None], 2 + torch.arange(len(o)) % 2, _lengths(o, 1)
+    ),
+}  # fmt: skip
+
+
+# --- one record for which torch would raise -------------------------------------------------------------------------------
+
+
+def _one_singular() -> tuple[Tensor, Tensor]:
+    """The matrix of one record has no inverse."""
+    x, y = sequences()
+    x[OUTLIER] = 0.0
+    return x, y
+
+
+def _plain_square(h: Tensor) -> Tensor:
+    return h[:, :, :LENGTH] @ h[:, :, :LENGTH].mT
+
+
+class Singular(nn.Module):
+    """Matrices of the records, without a bias: rows of zeros stay zeros."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__()
+        self.first, self.head, self.operation = nn.Linear(FEATURES, WIDTH, False), nn.Linear(WIDTH, CLASSES), operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        out: Tensor = self.head(torch.tanh(self.operation(_plain_square(h)) @ h))
+        return out.mean(1)
+
+
+RAISING: dict[str, Operation] = {
+    "inv": torch.linalg.inv,
+    "Tensor.inverse": lambda a: a.inverse(),
+    "cholesky": torch.linalg.cholesky,
+    "solve": lambda a: torch.linalg.solve(a, torch.eye(LENGTH).to(a).expand_as(a)),
+}
+
+
+def _negative_variance(model: nn.Module, batch: Any) -> Tensor:
+    out = model(batch[0])
+    return F.gaussian_nll_loss(out[:, 0], batch[1].to(out), torch.where(batch[0][:, 0] > 20, -1.0, 1.0).to(out))
+
+
+# --- learned rows for each record -------------------------------------------------------------------------------------------
+
+
+class Pooling(nn.Module):
+    """A learned query for each record, the same for all, or (by place) another for each place in the batch."""
+
+    def __init__(self, by_place: bool, bias: bool = False) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.query = nn.Parameter(torch.linspace(-1, 1, (64 if by_place else 1) * WIDTH).view(-1, 1, WIDTH))
+        self.map, self.by_place = nn.Linear(WIDTH, WIDTH), by_place
+        self.bias = nn.Parameter(torch.linspace(-1, 1, LENGTH).view(1, 1, LENGTH)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        query = self.query[: len(h)] if self.by_place else self.query.repeat(len(h), 1, 1)
+        if self.bias is not None:
+            pooled = F.scaled_dot_product_attention(self.map(query), h, h, attn_mask=self.bias.repeat(len(h), 1, 1))
+        else:
+            pooled = torch.bmm(torch.bmm(self.map(query), h.mT).softmax(-1), h)
+        out: Tensor = self.head(pooled[:, 0].tanh())
+        return out
+
+
+class ByEquation(Pooling):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        query = self.map(self.query[: len(h)] if self.by_place else self.query.expand(len(h), -1, -1))
+        scores = torch.einsum("bqd,btd->bqt", query, h).softmax(-1)
+        out: Tensor = self.head(torch.einsum("bqt,btd->bqd", scores, h)[:, 0].tanh())
+        return out
+
+
+def _sound(name: str, operation: Operation, data: Any) -> Trap:
+    return Trap(
+        name,
+        "sound everyday operation",
+        around(operation),
+        cross_entropy,
+        data,
+        allowed=SOUND,
+        norm=None,
+        oracle=cross_entropy,
+    )
+
+
+def _without_vmap(table: dict[str, tuple[Operation, Operation]]) -> dict[str, tuple[Operation, Operation]]:
+    return {name: pair for name, pair in table.items() if name != "vmap"}
+
+
+EVERYDAY: list[Trap] = [
+    *(_sound(name, sound, sequences) for name, (sound, _) in _without_vmap({**ALONG, **WRITES}).items()),
+    *(_sound(f"{name}, T == B", sound, square) for name, (sound, _) in _without_vmap({**ALONG, **WRITES}).items()),
+    *(
+        Trap(
+            name, "everyday operation along the batch", around(mixing), cross_entropy, sequences, bites=name not in NOT_BITING,
+        )
+        for name, (_, mixing) in {**ALONG, **WRITES}.items()
+    ),
+    Trap("vmap over records", "everyday operation", around(ALONG["vmap"][0]), cross_entropy, sequences, bites=False),
+    *(
+        Trap(name, "sound everyday loss", perceptron, of_outputs(loss), rows, allowed=SOUND, norm=None, oracle=of_outputs(loss))
+        for name, loss in SOUND_LOSSES.items()
+    ),
+    *(
+        Trap(name, "everyday loss", perceptron, of_outputs(loss), rows, norm=None, bites=False)
+        for name, loss in UNSOUND_LOSSES.items()
+    ),
+    *(
+        Trap(
+            f"{name} of a singular matrix", "fate", lambda operation=operation: Singular(operation), cross_entropy,  # type: ignore[misc]
+            _one_singular, allowed=SOUND, norm=0.5, bites=False,
+        )
+        for name, operation in RAISING.items()
+    ),
+    Trap("a negative variance", "fate", perceptron, _negative_variance, rows, allowed=SOUND, norm=0.5, bites=False),
+    *(
+        Trap(name, "sound model", model, cross_entropy, sequences, allowed=SOUND, norm=None, oracle=cross_entropy)
+        for name, model in {
+            "a learned query, repeated": lambda: Pooling(False),
+            "a learned query and a learned bias": lambda: Pooling(False, bias=True),
+            "a learned query in an equation": lambda: ByEquation(False),
+        }.items()
+    ),
+    *(
+        Trap(name, "place: learned rows", model, cross_entropy, sequences, norm=None, bites=False)
+        for name, model in {
+            "a learned query of each place": lambda: Pooling(True),
+            "a learned query of each place in an equation": lambda: ByEquation(True),
+        }.items()
+    ),
+]  # fmt: skip

@@ -42,7 +42,7 @@ _GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag", "data", "g
 TAKEN_APART = frozenset(
     "unfold fold mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
     "margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss multi_margin_loss "
-    "multilabel_margin_loss triplet_margin_loss embedding_bag embedding norm ctc_loss".split()
+    "multilabel_margin_loss triplet_margin_loss embedding_bag embedding norm ctc_loss tensordot".split()
 )
 """Python functions of torch whose parts are followed, since their arguments are not those of the part of their name."""
 DROPOUTS = frozenset("dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_alpha_dropout".split())

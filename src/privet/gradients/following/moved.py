@@ -101,7 +101,7 @@ def front(moved: Moved) -> int:
 def dims(moved: Moved, index: int, default: Any, *names: str) -> set[int] | None:
     """The dimensions that an operation names, counted from the left; None where it names none."""
     found = moved.args[index] if len(moved.args) > index else default
-    for name in (*names, "dim", "dims", "axis"):
+    for name in (*names, "dim", "dims", "axis", "dimension"):
         found = moved.kwargs.get(name, found)
     if found is None or isinstance(found, bool):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,49 +80,39 @@ def _product(moved: Moved, left: Tensor, right: Tensor) -> int:
 
 
 def _beside_in_equation(moved: Moved, constant: Tensor, at: Position) -> int | None:
-    found = _terms(moved)
-    if found is None:
-        return None
-    terms, output = found
-    pairs = zip(terms, moved.tensors, strict=False)
-    return next((term.find(output[at.dim]) for term, (tensor, _) in pairs if tensor is constant), -1)
+    terms, output = einsum_terms(moved.args)
+    return next((term.find(output[at.dim]) for term, factor in terms if factor is constant), -1)
 
 
-def _terms(moved: Moved) -> tuple[list[str], str] | None:
-    """The letters of each factor of an ``einsum`` and of its result, with a letter of its own for each dimension of the dots."""
-    equation = moved.args[0]
-    if not isinstance(equation, str):
-        return None
+def einsum_terms(args: tuple[Any, ...]) -> tuple[list[tuple[str, Tensor]], str]:
+    """The letters of each factor of an ``einsum`` and of its result; each dimension of the dots has a letter of its own."""
+    equation, *factors = args
+    if len(factors) == 1 and isinstance(factors[0], (tuple, list)):
+        factors = list(factors[0])
     inputs, arrow, output = equation.replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    if len(terms) != len(moved.tensors):
-        return None
-    dots = max(
-        (t.ndim - len(term) + 3 for term, (t, _) in zip(terms, moved.tensors, strict=True) if "." in term), default=0
-    )
-    letters = "".join(chr(0x4E00 + i) for i in range(dots))
-    whole = []
-    for term, (tensor, _) in zip(terms, moved.tensors, strict=True):
-        own = tensor.ndim - len(term) + 3 if "." in term else 0
-        whole.append(term.replace("...", letters[dots - own :]))
+    terms = list(zip(inputs.split(","), factors, strict=True))
+    dotted = {id(factor): factor.ndim - len(term) + 3 if "." in term else 0 for term, factor in terms}
+    dots = "".join(chr(0x4E00 + i) for i in range(max(dotted.values())))
     if not arrow:
-        every = "".join(terms).replace(".", "")
+        every = inputs.replace(",", "").replace(".", "")
         output = "..." + "".join(sorted(letter for letter in set(every) if every.count(letter) == 1))
-    return whole, output.replace("...", letters)
+    whole = [(term.replace("...", dots[len(dots) - dotted[id(factor)] :]), factor) for term, factor in terms]
+    return whole, output.replace("...", dots)
 
 
 @follows("einsum", beside=_beside_in_equation)
 def _einsum(moved: Moved) -> int:
-    found = _terms(moved)
-    if found is None:
+    if not isinstance(moved.args[0], str):
         return UNKNOWN
-    terms, output = found
+    terms, output = einsum_terms(moved.args)
+    strides = {id(tensor): stride for tensor, stride in moved.tensors}
     letters = set()
-    for term, (tensor, stride) in zip(terms, moved.tensors, strict=True):
+    for term, factor in terms:
+        stride = strides.get(id(factor))
         if stride is not None:
-            at = position(tensor.shape, stride, moved.records)
-            letters.add(term[at.dim] if at and term.count(term[at.dim]) == 1 else "")
-    letter = letters.pop() if len(letters) == 1 else ""
+            at = position(factor.shape, stride, moved.records)
+            letters.add((term[at.dim], at.inner) if at and term.count(term[at.dim]) == 1 else ("", 0))
+    letter = letters.pop()[0] if len(letters) == 1 else ""
     return place(moved, output.index(letter)) if letter and output.count(letter) == 1 else UNKNOWN
 
 

@@ -46,13 +46,6 @@ def _quantile(moved: Moved) -> int:
     return place(moved, front + at.dim - (0 if kept else sum(d < at.dim for d in gone)))
 
 
-def _crossed(moved: Moved) -> int:
-    """Without a dimension, ``torch.cross`` takes the first of three entries, which may be that of three records."""
-    plain = moved.kwargs.get("dim", moved.argument(2, "dim")) is None and moved.out.shape[-1] == 3
-    wanted = plain and all(size != 3 for size in moved.out.shape[:-1])
-    return is_along(moved, 2, -1 if wanted else None)
-
-
 @follows("max min", beside=by_broadcasting)
 def _extreme(moved: Moved) -> int:
     other = moved.argument(1, "other")
@@ -73,7 +66,8 @@ _NAMED = 99
 """No operation has so many arguments: the dimension can only be named."""
 follows("fliplr")(along(_NAMED, 1))
 follows("flipud msort")(along(_NAMED, 0))
-follows("cross linalg_cross", beside=by_broadcasting)(_crossed)
+follows("cross", beside=by_broadcasting)(along(2))
+follows("linalg_cross", beside=by_broadcasting)(along(_NAMED, -1))
 
 
 @follows("trapezoid trapz")

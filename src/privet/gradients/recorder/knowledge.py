@@ -114,13 +114,9 @@ class Knowledge:
             return None
         if id(tensor) in self._names or self._is_constant(tensor):
             return self._if_written(tensor)
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return current.unknown(
-                "torch.func.vmap and torch.func.grad hide the operations inside of them: write them for the whole batch"
-            )
         return current.unknown(
-            "it uses a tensor of unknown origin: make constants before the first loop, and tensors of records in the data "
-            "set or its collate function"
+            "it uses a tensor of unknown origin, for instance from NumPy, torch.func.vmap or code between two loops: make "
+            "constants before the first loop, and tensors of records in the data set or its collate function"
         )
 
     def _if_written(self, tensor: Tensor) -> Mark | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -133,7 +134,8 @@ class Marking(Knowledge):
         strides = {id(tensor): stride for tensor, stride in moved.tensors}
         index, values = moved.args[1], moved.args[2]
         if any(strides.get(id(t)) is not None for t in tensors_in(index)):
-            return UNKNOWN
+            number = isinstance(values, (bool, int, float, complex))
+            return self._place_of_number(moved, before, strides) if number else UNKNOWN
         # Numbers in the place of x: what the index takes of them says where each one is.
         if moved.records == 1:
             return before if before is not None else 0
@@ -154,6 +156,24 @@ class Marking(Knowledge):
             if aligned(given, target.shape) == after:
                 return stride
         return UNKNOWN
+
+    @staticmethod
+    def _place_of_number(moved: Moved, before: int | None, strides: dict[int, int | None]) -> int:
+        """``x[mask] = 0`` and ``x[arange(records), positions] = 1``: a record's index says which of its own entries change."""
+        out, index = moved.args[:2]
+        if isinstance(index, Tensor) and index.dtype == torch.bool:
+            with torch._C.DisableTorchFunction():
+                mask = index.detach().reshape(*index.shape, *(1,) * (out.ndim - index.ndim))
+            given = [(mask, strides.get(id(index))), *([(out, before)] if before is not None else [])]
+            return aligned(replace(moved, tensors=given), out.shape)
+        front = stride_at(out.shape, 0)
+        if before not in (None, front):
+            return UNKNOWN
+        with torch._C.DisableTorchFunction():
+            target = out.detach()[index]
+        given = [(out, front), *((t, strides.get(id(t))) for t in tensors_in(index))]
+        picked = Moved((out, index), {}, out, front, given, target, moved.records)
+        return front if follow("__getitem__", picked) >= 0 else UNKNOWN
 
     def _note_writing(self, tensor: Tensor, stride: int, doubt: str) -> None:
         """What shares memory with a tensor that records were written into holds records, too."""

@@ -25,8 +25,10 @@ from privet.gradients.layout import UNKNOWN
 from privet.gradients.losses import LOSSES
 from privet.gradients.marks import FREE, RANDOM, Mark, Pass, mark_of, set_mark
 from privet.gradients.operation import REFUSED, RULES, Operation
+from privet.gradients.own_rows import attention, has_learned_bias, with_own_rows
 from privet.gradients.recorder.knowledge import UnsupportedModelError
 from privet.gradients.recorder.marking import Marking
+from privet.gradients.shortcuts import answer
 from privet.gradients.singular import WITHOUT_RAISING
 from privet.gradients.source_line import is_called_by
 from privet.gradients.tap import Receive, copies, tap
@@ -228,6 +230,13 @@ class Recorder(Marking, TorchFunctionMode):
         else:
             self._refuse_penalty(known)
             operation = Operation(self, name, func, args, kwargs)
+            if has_learned_bias(operation):
+                with self:
+                    return attention(*args, **kwargs)
+            own = with_own_rows(operation)
+            if own is not None:
+                with self:
+                    return func(*own[0], **own[1])
             out = RULES[name](operation) if name in RULES else operation.generic()
         self._follow(name, args, kwargs, known, out if written is None else written, written is not None)
         return out
@@ -286,6 +295,8 @@ class Recorder(Marking, TorchFunctionMode):
         assert self.current is not None
         if self.current.alone:
             return func(*args, **kwargs)
+        if name == "__bool__" and (answered := answer()) is not None:
+            return answered
         if name == "register_hook":
             set_mark(args[0], self.current.unknown("a hook on a tensor of the records may change their gradients"))
         elif not self.current.escaped and not self.current.trusting:
