@@ -6,6 +6,7 @@ A transform that is fixed before any record is seen, and looks at one record at 
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def compute_features(
                     install(staging / paths[title].name, paths[title])
                 done += len(split)
     made = {title: split.with_inputs(_mapped(paths[title])) for title, split in dataset.splits.items()}
-    return Dataset(dataset.name, dataset.classes, made)
+    return replace(dataset, splits=made)
 
 
 def _compute(
