@@ -1,10 +1,12 @@
 """What was done to the data, what it cost, and by whose theorem."""
 
 from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named, accountant_names
+from privet.privacy.accountants.filters import Filter
 from privet.privacy.budget import Budget, steps_of
 from privet.privacy.calibration import calibrate_batch_size, calibrate_noise, calibrate_schedule, calibrate_steps
 from privet.privacy.deltas import delta_warning, usual_delta, warn_of_delta
 from privet.privacy.events import (
+    Adaptive,
     ApproximateDP,
     CovarianceRelease,
     Event,
@@ -30,15 +32,18 @@ from privet.privacy.ledger import Ledger, LedgerError
 from privet.privacy.relations import Relation
 from privet.privacy.schedules import Schedule
 from privet.privacy.spent import Spent
+from privet.privacy.together import Part, Together, spent_together
 
 __all__ = [
     "Accountant",
+    "Adaptive",
     "ApproximateDP",
     "Assumed",
     "Budget",
     "Claimed",
     "CovarianceRelease",
     "Event",
+    "Filter",
     "FixedSizeSampled",
     "Gaussian",
     "GroupedL2",
@@ -52,6 +57,7 @@ __all__ = [
     "NotPrivate",
     "Nothing",
     "PaddedPoisson",
+    "Part",
     "PoissonSampled",
     "Proved",
     "PublicRecords",
@@ -62,6 +68,7 @@ __all__ = [
     "Schedule",
     "ShuffledEpoch",
     "Spent",
+    "Together",
     "UnsupportedEventError",
     "accountant_named",
     "accountant_names",
@@ -70,6 +77,7 @@ __all__ = [
     "calibrate_schedule",
     "calibrate_steps",
     "delta_warning",
+    "spent_together",
     "steps_of",
     "usual_delta",
     "warn_of_delta",
