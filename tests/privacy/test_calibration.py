@@ -76,7 +76,7 @@ def test_a_budget_of_which_part_is_spent():
     ledger = Ledger()
     ledger.record(PoissonSampled(0.02, Gaussian(2.0)), 1500)
     ledger.record(Gaussian(10.0))
-    budget = Budget(3.0, 1e-5).after(ledger)
+    budget = Budget(3.0, 1e-5).after(ledger, fixed_beforehand=True)
     sigma = budget.noise_multiplier(0.01, 1000)
     for _ in range(1000):
         ledger.record(PoissonSampled(0.01, Gaussian(sigma)))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from privet.errors import InputError
 from privet.privacy import (
+    Adaptive,
     ApproximateDP,
     Assumed,
     Claimed,
@@ -52,6 +53,8 @@ EVERY_EVENT = [
     PublicRecords(5000, "test records"),
     PublishedClaim(3.45, 1e-5, "a paper", "theorem 2 fails"),
     NotPrivate(),
+    Adaptive(Gaussian(1.1), 8.0, 0.5),
+    Adaptive(Gaussian(1.1), None, 0.5),
     Nothing(),
 ]
 

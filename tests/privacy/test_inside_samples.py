@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import laplace, norm
 
 from privet.privacy import (
+    Adaptive,
     ApproximateDP,
     Assumed,
     CovarianceRelease,
@@ -57,6 +58,7 @@ ONE_OF_EACH = {
     "Nothing": Nothing(),
     "Repeated": Repeated(RandomizedResponse(0.5, 2), 2),
     "Composed": Composed((Gaussian(1.0), RandomizedResponse(0.5, 2))),
+    "Adaptive": Adaptive(Gaussian(1.0), 4.0, 1.0),
     "Under": Under(RandomizedResponse(0.5, 2), Assumed("something")),
 }
 LISTED = {

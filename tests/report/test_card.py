@@ -211,11 +211,21 @@ def test_two_runs_with_the_same_settings_are_two(record, tmp_path):
     assert str(total) == str(alone.spent(record.delta))
 
 
-def test_runs_that_protect_something_else_are_not_added_up(record, ledger):
+def test_a_run_about_other_neighbors_is_added_by_a_theorem_that_is_named(record, ledger):
     other = OtherRun("x", "2025-01-01", "m", "0" * 64, Relation.REPLACE_ONE.value, "record", STEP.to_dict())
-    plain = card(dataclasses.replace(record, others=(other,)), ledger)
-    assert plain["other_runs"]["together"] is None
-    assert "were not added up" in text(dataclasses.replace(record, others=(other,)), ledger)
+    said = card(dataclasses.replace(record, others=(other,)), ledger)["other_runs"]["together"]
+    assert "replace one record" in said
+    assert "removing it and adding another" in said
+
+
+def test_a_run_that_protects_something_else_is_left_out_by_name_and_the_others_are_counted(record, ledger):
+    near = OtherRun("near", "2025-01-01", "m", "0" * 64, ledger.relation.value, "record", STEP.to_dict())
+    stray = OtherRun("stray", "2025-01-01", "m", "1" * 64, ledger.relation.value, "user", STEP.to_dict())
+    total = together(dataclasses.replace(record, others=(near, stray)), ledger)
+    assert total.epsilon == together(dataclasses.replace(record, others=(near,)), ledger).epsilon
+    assert "Not counted: stray, because it protects one user" in text(
+        dataclasses.replace(record, others=(near, stray)), ledger
+    )
 
 
 def test_nobody_looked_and_none_found_are_different_sentences(record, ledger):

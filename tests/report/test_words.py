@@ -33,6 +33,7 @@ EXAMPLES = {
     "NotPrivate": (vocabulary.NotPrivate(), "without any protection"),
     "Repeated": (vocabulary.Repeated(STEP, 2), "twice: a sum"),
     "Composed": (vocabulary.Composed((STEP, vocabulary.Laplace(1.0))), "noise of 1.1 C; and a sum"),
+    "Adaptive": (vocabulary.Adaptive(STEP, 8.0, 1.0), "1.1 C, chosen after earlier releases were seen"),
     "Under": (vocabulary.Under(STEP, Assumed("it holds")), "Gaussian noise of 1.1 C"),
     "Nothing": (vocabulary.Nothing(), "no use of the data"),
 }

@@ -15,7 +15,7 @@ from privet.compare.job import Job
 from privet.compare.row import Row
 from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
-from privet.privacy import Ledger, Spent
+from privet.privacy import Ledger, Spent, Together
 from privet.report import OtherRun, RunRecord, renew, words
 from privet.report.others import distinct, find_others, of_folder, of_ledger, together
 from privet.report.plain import MisfitError, build
@@ -76,7 +76,7 @@ class Result:
 
     job: Job
     outcomes: tuple[Outcome, ...]
-    together: Spent | None
+    together: Together | None
     """What all runs cost as a whole: whoever chooses among them spends this."""
 
     @property
@@ -156,7 +156,7 @@ def _count(folder: Path, everybody: Sequence[OtherRun]) -> None:
         renew(folder)
 
 
-def _together(rows: Sequence[Row], out: Path) -> Spent | None:
+def _together(rows: Sequence[Row], out: Path) -> Together | None:
     for row in rows:
         if row.state == "done":
             record = RunRecord.read(out / row.method)

@@ -131,6 +131,7 @@ class Dpgan:
             max_grad_norm=self.clip,
             seed=order.seed,
             ledger=ledger,
+            fixed_beforehand=True,
         )
 
         def made() -> tuple[Tensor, Tensor]:

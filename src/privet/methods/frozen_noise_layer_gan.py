@@ -112,7 +112,7 @@ class FrozenNoiseLayerGan:
         """The rows to release, with the noise that the budget allows after what the ledger holds."""
         steps = steps_of(records, self.batch_size, self.epochs)
         sampling = row_sampling(self.sampling, self.batch_size, records, steps, order.delta)
-        budget = Budget(order.epsilon, order.delta, self.relation).after(ledger)
+        budget = Budget(order.epsilon, order.delta, self.relation).after(ledger, fixed_beforehand=True)
         return calibrated_rows(sampling, steps, budget)
 
     def _maker(self, embedding: nn.Module, shape: tuple[int, ...], classes: int) -> Maker:

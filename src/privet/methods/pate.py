@@ -134,7 +134,11 @@ def label_all(
     `inputs` are public, or were released before: artificial examples. The other arguments are those of `label_by_votes`, whose
     guarantees these are: the labels of all are post-processing of the answers.
     """
-    count = usual_queries(voting.teachers, budget.after(ledger), len(inputs)) if queries is None else queries
+    count = (
+        usual_queries(voting.teachers, budget.after(ledger, fixed_beforehand=True), len(inputs))
+        if queries is None
+        else queries
+    )
     if not 1 <= count <= len(inputs):
         raise InputError(f"{count:,} queries cannot be asked of {len(inputs):,} public records.")
     view = PublicView.of(inputs)

@@ -107,20 +107,23 @@ def label_by_votes(
 def answer(counts: Tensor, confidence: Confidence | None, *, budget: Budget, ledger: Ledger, source: Source) -> Answers:
     """The noisy winner at every query, or at those whose noisy largest count reaches the threshold."""
     asked = torch.arange(len(counts))
+    left = budget.after(ledger, fixed_beforehand=True)
     if confidence is not None:
         checks = NoisyTopCount(confidence.noise) * len(counts)
-        if not budget.after(ledger).allows(checks):
+        if not left.allows(checks):
             raise InputError(
                 f"Whether the teachers are sure at {len(counts):,} queries costs more than the budget: "
-                f"{budget.after(ledger).spent(checks)}. Count with more noise, or ask fewer queries."
+                f"{left.spent(checks)}. Count with more noise, or ask fewer queries."
             )
+        left = left.after(checks)
         asked = asked[noisy_top_counts(counts, confidence.noise, ledger, source) >= confidence.threshold]
         if len(asked) == 0:
             raise PrivetError(
                 f"At none of {len(counts):,} queries did a class get {confidence.threshold:g} noisy votes: lower the threshold."
             )
-    left = budget.after(ledger)
-    sigma = left.least(lambda sigma: NoisyVotes(sigma) * len(asked), math.sqrt(2 * len(asked)), "noise of the votes")
+    # How many are answered depends on a release, so the answers' noise is that of one release, spread over them: Gaussian
+    # releases chosen after others cost what their total allows, which is fixed here (Smith and Thakurta 2022).
+    sigma = left.least(NoisyVotes, math.sqrt(2), "noise of the votes") * math.sqrt(len(asked))
     labels = noisy_counts(counts[asked], sigma, ledger, source).argmax(1)
     return Answers(asked, labels, len(counts), sigma, analyse(counts, asked, sigma, confidence, budget.delta))
 

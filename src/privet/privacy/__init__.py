@@ -1,9 +1,11 @@
 """What was done to the data, what it cost, and by whose theorem."""
 
 from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named, accountant_names
+from privet.privacy.accountants.filters import Filter
 from privet.privacy.budget import Budget, steps_of
 from privet.privacy.calibration import calibrate_batch_size, calibrate_noise, calibrate_schedule, calibrate_steps
 from privet.privacy.events import (
+    Adaptive,
     ApproximateDP,
     CovarianceRelease,
     Event,
@@ -29,15 +31,18 @@ from privet.privacy.ledger import Ledger, LedgerError
 from privet.privacy.relations import Relation
 from privet.privacy.schedules import Schedule
 from privet.privacy.spent import Spent
+from privet.privacy.together import Part, Together, spent_together
 
 __all__ = [
     "Accountant",
+    "Adaptive",
     "ApproximateDP",
     "Assumed",
     "Budget",
     "Claimed",
     "CovarianceRelease",
     "Event",
+    "Filter",
     "FixedSizeSampled",
     "Gaussian",
     "GroupedL2",
@@ -51,6 +56,7 @@ __all__ = [
     "NotPrivate",
     "Nothing",
     "PaddedPoisson",
+    "Part",
     "PoissonSampled",
     "Proved",
     "PublicRecords",
@@ -61,6 +67,7 @@ __all__ = [
     "Schedule",
     "ShuffledEpoch",
     "Spent",
+    "Together",
     "UnsupportedEventError",
     "accountant_named",
     "accountant_names",
@@ -68,6 +75,7 @@ __all__ = [
     "calibrate_noise",
     "calibrate_schedule",
     "calibrate_steps",
+    "spent_together",
     "steps_of",
     "weakest",
 ]

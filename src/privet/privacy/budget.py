@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from privet.errors import InputError
 from privet.privacy.accountants import Accountant, accountant_named
-from privet.privacy.accountants.gdp import gdp_delta
-from privet.privacy.events import NOTHING, Event, Gaussian, Nothing, PoissonSampled
+from privet.privacy.accountants.filters import Filter
+from privet.privacy.accountants.gdp import GDP, gdp_delta
+from privet.privacy.events import NOTHING, Adaptive, Event, Gaussian, Nothing, PoissonSampled, tally
 from privet.privacy.ledger import Ledger
 from privet.privacy.relations import Relation
 from privet.privacy.schedules import Schedule
@@ -24,7 +25,9 @@ class Budget:
     """An (epsilon, delta) that a run may spend, of which `before` is spent already.
 
     Formal guarantees: everything that is returned keeps before + run at or below epsilon by the given accountant; a noise
-    multiplier or a scale spends at least 99.9 % of it. What is spent before is composed with the run, not subtracted.
+    multiplier or a scale spends at least 99.9 % of it. What is spent before is composed with the run, not subtracted. If
+    `adaptive`, the cost is that of a privacy filter whose order follows from epsilon and delta, so that it was fixed with
+    the budget: what follows may then depend on what was released. Record it as `chosen(event)`.
     """
 
     epsilon: float
@@ -32,6 +35,7 @@ class Budget:
     relation: Relation | str = Relation.ADD_REMOVE
     accountant: str | Accountant = "pld"
     before: Event = NOTHING
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
@@ -41,17 +45,44 @@ class Budget:
         object.__setattr__(self, "relation", Relation.of(self.relation))
         accountant_named(self.accountant)
 
-    def after(self, spent: Ledger | Event) -> Budget:
-        """The same budget with what a ledger holds (or an event) spent."""
-        if isinstance(spent, Ledger):
-            if spent.relation is not self.relation:
-                raise InputError(f"The budget is for {self.relation} and the ledger for {spent.relation.value}.")
-            spent = spent.event
-        return replace(self, before=self.before + spent)
+    def after(self, spent: Ledger | Event, *, fixed_beforehand: bool = False) -> Budget:
+        """The same budget with what a ledger holds, or a planned event, spent.
+
+        What follows a ledger may have been chosen by looking at what it released. Numerical composition (PLD) has no theorem
+        for that, so the rest is counted by a privacy filter, which needs more noise: the Gaussian one if the budget's
+        accountant is "gdp", else a Renyi filter.
+
+        Args:
+            spent: a ledger, or an event that is part of the plan.
+            fixed_beforehand: you state that the noise and the number of all releases, past and future, were fixed before any
+                of them was looked at. Then the budget's own accountant composes them. An event given here is a plan and
+                needs no such statement.
+        """
+        if not isinstance(spent, Ledger):
+            return replace(self, before=self.before + spent)
+        if spent.relation is not self.relation:
+            raise InputError(f"The budget is for {self.relation} and the ledger for {spent.relation.value}.")
+        adaptive = self.adaptive or (not fixed_beforehand and bool(tally(spent.event)))
+        return replace(self, before=self.before + spent.event, adaptive=adaptive)
+
+    def chosen(self, event: Event) -> Event:
+        """`event` as it is to be recorded: if the budget is adaptive, with the filter by which it has to be counted."""
+        if not self.adaptive or not tally(event):
+            return event
+        return Adaptive(event, self._filter.order, self._filter.limit or 0.0, Relation.of(self.relation).value)
+
+    @property
+    def _filter(self) -> Filter:
+        gaussian = isinstance(accountant_named(self.accountant), GDP)
+        return Filter.for_budget(self.epsilon, self.delta, self.relation, gaussian=gaussian)
+
+    @property
+    def _interpreter(self) -> Accountant:
+        return Filter(self._filter.order) if self.adaptive else accountant_named(self.accountant)
 
     def spent(self, event: Event = NOTHING) -> Spent:
         """The statement for what was spent before and `event`."""
-        return accountant_named(self.accountant).spent(self.before + event, self.delta, self.relation)
+        return self._interpreter.spent(self.before + event, self.delta, self.relation)
 
     def allows(self, event: Event) -> bool:
         return self._cost(event) <= self.epsilon
@@ -112,7 +143,7 @@ class Budget:
         return least_within(lambda x: self._cost(event(x)), self.epsilon, guess, what)
 
     def _cost(self, event: Event) -> float:
-        return accountant_named(self.accountant).epsilon(self.before + event, self.delta, self.relation)
+        return self._interpreter.epsilon(self.before + event, self.delta, self.relation)
 
     def _too_little(self, event: Event, what: str) -> InputError:
         costs = self.spent(event)

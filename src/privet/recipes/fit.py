@@ -105,7 +105,7 @@ def _train(
     records = len(prepared.train)
     lot = round(settings.sampling_rate * records)
     steps = settings.steps or max(1, round(settings.epochs * records / lot))
-    where: dict[str, Any] = {"ledger": kept} if isinstance(kept, Ledger) else {"folder": kept}
+    where: dict[str, Any] = {"ledger": kept, "fixed_beforehand": True} if isinstance(kept, Ledger) else {"folder": kept}
     optimizer = torch.optim.SGD(prepared.part.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
     return method.train(
         prepared.part,

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from privet.errors import PrivetError
-from privet.privacy import Event, Ledger, Spent, accountant_named
-from privet.privacy.events import composed
+from privet.privacy import Event, Ledger, Part, Relation, Together, UnsupportedEventError, spent_together
 from privet.report.data_mark import fits
 from privet.report.record import FILE, OtherRun, RunRecord
 
@@ -43,13 +42,18 @@ def of_ledger(ledger: Ledger, *, name: str, created: str, method: str) -> OtherR
     return OtherRun(name, created, method, ledger.head, relation, ledger.unit, event)
 
 
-def together(record: RunRecord, ledger: Ledger) -> Spent | None:
-    """What this run and the others cost as a whole; None where there are none, or where no theorem composes them."""
+def together(record: RunRecord, ledger: Ledger) -> Together | None:
+    """What this run and the others cost as a whole; None where there are none. Those that no theorem adds are named."""
     counted = record.others or ()
-    if not counted or any((o.relation, o.unit) != (ledger.relation.value, ledger.unit) for o in counted):
+    if not counted:
         return None
-    event = composed(ledger.event, *(Event.from_dict(other.event) for other in counted))
-    return accountant_named("pld").spent(event, record.delta, ledger.relation, unit=ledger.unit)
+    own = Part(ledger.event, ledger.relation, ledger.unit, "this run")
+    parts = [Part(Event.from_dict(one.event), Relation.of(one.relation), one.unit, one.name) for one in counted]
+    try:
+        return spent_together([own, *parts], record.delta)
+    except UnsupportedEventError:
+        # Not even this run has a bound under a relation that the others could share.
+        return None
 
 
 def _beside(out: Path) -> Iterable[Path]:

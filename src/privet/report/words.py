@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from privet.privacy.events import (
+    Adaptive,
     ApproximateDP,
     Composed,
     CovarianceRelease,
@@ -97,6 +98,8 @@ def describe(event: Event) -> str:
             return "; and ".join(describe(inner) for inner in events)
         case Under(event=inner, basis=Claimed(by=by)):
             return f"{describe(inner)}, as {by} claims"
+        case Adaptive(event=inner):
+            return f"{describe(inner)}, chosen after earlier releases were seen"
         case Under(event=inner):
             return describe(inner)
     return _release(event)

@@ -17,6 +17,7 @@ from privet.errors import InputError
 from privet.gradients import Engine
 from privet.noise import GaussianNoise, NoisePlan, ScheduledNoise
 from privet.privacy import Budget, Ledger, Schedule, steps_of
+from privet.privacy.events import tally
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training.average import Average
@@ -28,6 +29,9 @@ from privet.training.physical import free_memory, records_within
 from privet.training.plan import Plan
 from privet.training.private import Isolation, Private
 from privet.training.state import Stateful
+
+PLANNED = "the run was planned before the earlier releases in its ledger were looked at"
+"""Numerical composition has a theorem for plans; for parameters that depend on earlier releases see `Budget.after`."""
 
 
 @opacus_names
@@ -56,6 +60,7 @@ def make_private(
     public_size: int | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
+    fixed_beforehand: bool = False,
     folder: RunFolder | str | Path | None = None,
     resume: bool = False,
     save_every: int | None = None,
@@ -104,6 +109,8 @@ def make_private(
         seed: makes sampling and noise repeatable, for experiments; a run that is released has none. Dropout, augmentation
             and the model's start come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
+        fixed_beforehand: you state that this run was planned before anything in `ledger` was looked at. Without it, a run
+            after other releases is proved under that assumption only.
         folder: where the run keeps its ledger and its checkpoints, so that it can be killed at any moment and continued.
         resume: continue the run in `folder` where there is one: it must have the same plan, data and seed.
         save_every: steps from one checkpoint to the next; an epoch without it. There is one after the last step, too.
@@ -130,6 +137,8 @@ def make_private(
     optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     _refuse_several_processes(models)
     _refuse_second_plan(models, ledger)
+    seen = ledger is not None and bool(tally(ledger.event)) and not fixed_beforehand
+    planned = (PLANNED,) if seen else ()
     with ExitStack() as undo:
         run = _run_folder(folder, resume, ledger, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger()
@@ -137,7 +146,7 @@ def make_private(
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
         steps, noises = _calibrated(steps, noise_multiplier, noise, sampling, budget, ledger, run)
-        assumptions = _assumptions(isolation, self_check)
+        assumptions = _assumptions(isolation, self_check) + planned
         plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, records, assumptions)
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if physical_batch_size == "auto":
@@ -287,10 +296,10 @@ def _calibrated(
         assert multiplier is not None and budget is not None
         if not gaussian:
             raise InputError("Give either epochs or steps: for this noise they are not computed from the budget.")
-        steps = budget.after(ledger).steps(sampling.rate, multiplier)
+        steps = budget.after(ledger, fixed_beforehand=True).steps(sampling.rate, multiplier)
     if multiplier is None:
         assert budget is not None
-        left, count = budget.after(ledger), steps
+        left, count = budget.after(ledger, fixed_beforehand=True), steps
         if gaussian:
             multiplier = left.noise_multiplier(sampling.rate, steps)
         else:

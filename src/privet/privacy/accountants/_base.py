@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from privet.errors import InputError
 from privet.privacy.accountants._sampling import why_not_inside
-from privet.privacy.events import Event, NotPrivate, tally
+from privet.privacy.events import Adaptive, Event, NotPrivate, composed, tally
 from privet.privacy.events._base import Leaf
 from privet.privacy.guarantees import Guarantee, Proved, weakest
 from privet.privacy.relations import Relation
@@ -57,7 +57,10 @@ class Accountant(ABC):
     def supports(self, event: Event, relation: Relation | str = Relation.ADD_REMOVE) -> bool:
         """Whether every part of `event` has a bound here."""
         kind = Relation.of(relation)
-        return all(self._reason(leaf, kind) is None for leaf, _ in tally(event))
+        chosen = _by_filter(event)
+        if chosen is not None:
+            return chosen[0].supports(chosen[1], kind)
+        return all(self.reason_against(leaf, kind) is None for leaf, _ in tally(event))
 
     def epsilon(self, event: Event, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> float:
         """The least epsilon that this accountant can state at `delta`: 0 for nothing, infinite for no privacy.
@@ -67,6 +70,9 @@ class Accountant(ABC):
         if not 0 <= delta <= 1:
             raise InputError(f"delta must be between 0 and 1, and is {delta!r}.")
         kind = Relation.of(relation)
+        chosen = _by_filter(event)
+        if chosen is not None:
+            return chosen[0].epsilon(chosen[1], delta, kind)
         events = self._checked(event, kind)
         if not events or delta == 1:
             return 0.0
@@ -79,6 +85,9 @@ class Accountant(ABC):
         if not epsilon >= 0:
             raise InputError(f"epsilon must be at least 0, and is {epsilon!r}.")
         kind = Relation.of(relation)
+        chosen = _by_filter(event)
+        if chosen is not None:
+            return chosen[0].delta(chosen[1], epsilon, kind)
         events = self._checked(event, kind)
         if not events:
             return 0.0
@@ -117,6 +126,9 @@ class Accountant(ABC):
         if not (points >= 0).all():
             raise InputError("Every epsilon must be at least 0.")
         kind = Relation.of(relation)
+        chosen = _by_filter(event)
+        if chosen is not None:
+            return chosen[0].directions(chosen[1], points, kind)
         events = self._checked(event, kind)
         if not events or points.size == 0:
             return np.zeros_like(points), np.zeros_like(points)
@@ -140,6 +152,9 @@ class Accountant(ABC):
         self, event: Event, delta: float, relation: Relation | str = Relation.ADD_REMOVE, *, unit: str = "record"
     ) -> Spent:
         """The full statement for `event` at `delta`."""
+        chosen = _by_filter(event)
+        if chosen is not None:
+            return chosen[0].spent(chosen[1], delta, relation, unit=unit)
         return Spent(
             epsilon=self.epsilon(event, delta, relation),
             delta=delta,
@@ -154,17 +169,35 @@ class Accountant(ABC):
     def _checked(self, event: Event, relation: Relation) -> Tally:
         events = tally(event)
         for leaf, _ in events:
-            reason = self._reason(leaf, relation)
+            reason = self.reason_against(leaf, relation)
             if reason is not None:
                 name = self.name[0].upper() + self.name[1:]
                 raise UnsupportedEventError(f"{name} cannot bound {type(leaf).__name__}: {reason}.")
         return events
 
-    def _reason(self, leaf: Event, relation: Relation) -> str | None:
+    def reason_against(self, leaf: Event, relation: Relation) -> str | None:
         """Why `leaf` has no bound here; None if it has one. Where nothing is protected, infinity is one."""
         if isinstance(leaf, NotPrivate):
             return None
         return why_not_inside(leaf) or self.why_not(leaf, relation)
+
+
+def _by_filter(event: Event) -> tuple[Accountant, Event] | None:
+    """The filter for a run of which parts were chosen after others were seen, and the run without that mark; else None."""
+    leaves = tuple(event.leaves())
+    filters = {(leaf.order, leaf.limit, leaf.relation) for leaf, _ in leaves if isinstance(leaf, Adaptive)}
+    if not filters:
+        return None
+    if len(filters) > 1:
+        raise UnsupportedEventError(
+            "Parts of this run were chosen by different filters, and a filter has to be fixed before the first release: no "
+            "theorem adds them up."
+        )
+    from privet.privacy.accountants.filters import Filter
+
+    plain = composed(*((leaf.event if isinstance(leaf, Adaptive) else leaf) * count for leaf, count in leaves))
+    # The leaves have lost what only lowers a guarantee.
+    return Filter(*filters.pop()), plain if plain.guarantee == event.guarantee else plain.under(event.guarantee)
 
 
 def _sane(value: float) -> float:

@@ -29,10 +29,10 @@ class GDP(Accountant):
         return None
 
     def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
-        return gdp_epsilon(_mu(events, relation), delta)
+        return gdp_epsilon(total_mu(events, relation), delta)
 
     def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
-        mu = _mu(events, relation)
+        mu = total_mu(events, relation)
         return 1.0 if mu == math.inf else gdp_delta(mu, epsilon)
 
 
@@ -62,7 +62,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
     return float(-math.exp(log_first) * math.expm1(log_second - log_first))
 
 
-def _mu(events: Tally, relation: Relation) -> float:
+def total_mu(events: Tally, relation: Relation) -> float:
     squares = []
     for leaf, count in events:
         sigma = gaussian_multiplier(leaf, relation)

@@ -1,6 +1,6 @@
 """The vocabulary of what can happen to data: frozen, serialisable values that compose with `+` and `*`."""
 
-from privet.privacy.events._base import NOTHING, Composed, Event, Nothing, Repeated, Under, composed, tally
+from privet.privacy.events._base import NOTHING, Adaptive, Composed, Event, Nothing, Repeated, Under, composed, tally
 from privet.privacy.events._noise import (
     CovarianceRelease,
     Gaussian,
@@ -22,6 +22,7 @@ from privet.privacy.events._stated import (
 
 __all__ = [
     "NOTHING",
+    "Adaptive",
     "ApproximateDP",
     "Composed",
     "CovarianceRelease",

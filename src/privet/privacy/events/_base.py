@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from privet.errors import InputError
 from privet.privacy.guarantees import Guarantee, Proved, guarantee_from_dict, guarantee_to_dict, weakest
+from privet.privacy.relations import Relation
 
 Leaf = tuple["Event", int]
 
@@ -175,6 +176,39 @@ class Under(Event):
 
     def leaves(self) -> Iterator[Leaf]:
         return self.event.leaves()
+
+
+@dataclass(frozen=True)
+class Adaptive(Event):
+    """`event`, whose parameters (or whether it happened at all) depended on earlier releases, within a filter's limit.
+
+    `order` and `limit` are the filter's, fixed before any release: the order and the largest total divergence of a Renyi
+    filter; or no order, and the largest total mu of Gaussian releases. `relation` names the neighbors for which the limit
+    was kept.
+
+    Formal guarantees: every accountant passes a run that holds such an event on to that filter (`privet.privacy.Filter`), which
+    states what the limit allows and not what was used of it: when to stop was chosen too.
+    """
+
+    event: Event
+    order: float | None
+    limit: float
+    relation: str = "add-remove"
+
+    def __post_init__(self) -> None:
+        require_event(self, "event", self.event)
+        require_number(self, "limit", self.limit)
+        object.__setattr__(self, "relation", Relation.of(self.relation).value)
+        if self.order is not None:
+            require_number(self, "order", self.order, low=1.0)
+
+    @property
+    def sampling(self) -> str:
+        return self.event.sampling
+
+    def leaves(self) -> Iterator[Leaf]:
+        for leaf, count in self.event.leaves():
+            yield (leaf if isinstance(leaf, Adaptive) else replace(self, event=leaf)), count
 
 
 def composed(*events: Event) -> Event:

@@ -334,7 +334,7 @@ def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
 
 def _finer(step: float, share: float, order: float) -> float:
     # On the way from a first-order to a second-order error the order grows: expect it to be nearer to two.
-    return step * max(1 / 16, 0.9 * share ** (2 / (order + 2)))
+    return step * max(1 / 16, 0.9 * math.pow(share, 2 / (order + 2)))
 
 
 def _tail_for(pairs: Pairs, delta: float) -> float:
@@ -372,7 +372,5 @@ def _rounded(step: float, unit: float = 0.0) -> float:
     """Down to a power of sqrt 2, for the cache; or to a part of `unit`: 1/1, 1/2, 1/4, 1/6, 1/8, 1/12, 1/16, ..."""
     if not 0 < step < unit:
         return math.exp2(math.floor(2 * math.log2(step) + 1e-9) / 2)
-    half = math.floor(math.log2(unit / step))
-    return unit / next(
-        parts for parts in (2**half, 3 * 2 ** (half - 1), 2 ** (half + 1)) if parts >= unit / step * (1 - 1e-9)
-    )
+    power = math.exp2(math.floor(math.log2(unit / step)))
+    return unit / next(parts for parts in (power, 1.5 * power, 2 * power) if parts >= unit / step * (1 - 1e-9))

@@ -1,0 +1,143 @@
+"""Several runs on the same records as one statement, where a theorem adds them up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from privet.errors import InputError
+from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named
+from privet.privacy.events import Adaptive, ApproximateDP, Event, composed, tally
+from privet.privacy.relations import Relation
+from privet.privacy.spent import Spent
+
+_DOUBLED = (
+    "Statements about adding or removing a record were read for replacing one, which is removing it and adding another: a sum "
+    "then moves by twice as much"
+)
+_GROUPED = "an (epsilon, delta) for adding or removing a record is (2 epsilon, (1 + e^epsilon) delta) for replacing one"
+_STATED = "a run whose parameters were chosen along the way enters with the (epsilon, delta) of its filter"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run: its event, the neighbors and the unit of its own statement, and its name in a sentence."""
+
+    event: Event
+    relation: Relation
+    unit: str = "record"
+    name: str = "a run"
+
+
+@dataclass(frozen=True)
+class Together:
+    """What several runs cost as a whole.
+
+    Attributes:
+        spent: the statement for those that were counted.
+        theorems: how statements about different neighbors were made one; empty where they were about the same.
+        left_out: the runs that no theorem adds to the others, each with the reason.
+    """
+
+    spent: Spent
+    theorems: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def epsilon(self) -> float:
+        return self.spent.epsilon
+
+    def __str__(self) -> str:
+        said = [str(self.spent)]
+        if self.theorems:
+            said.append("; ".join(self.theorems))
+        said += [f"Not counted: {name}, because {reason}" for name, reason in self.left_out]
+        return ". ".join(said)
+
+
+def spent_together(
+    parts: Sequence[Part],
+    delta: float,
+    relation: Relation | str | None = None,
+    *,
+    accountant: str | Accountant = "pld",
+) -> Together:
+    """One statement for all parts, in the unit of the first one.
+
+    Args:
+        parts: the runs; the first one must be counted, each of the others may be left out, with a reason.
+        delta: of the statement.
+        relation: which data sets are neighbors. By default the one that all parts share, else replacing one record.
+        accountant: whose theorem composes them.
+
+    Formal guarantees: an upper bound for the counted parts. An event means the same under either relation, so it is read
+    under the asked one. Where the accountant cannot, replacing a record is bounded by removing and adding one: group privacy,
+    (2 epsilon, (1 + e^epsilon) delta). A bound for replacing a record bounds neither adding nor removing one.
+    """
+    if not parts:
+        raise InputError("There are no runs to count together.")
+    interpreter = accountant_named(accountant)
+    unit = parts[0].unit
+    if relation is None:
+        shared = {part.relation for part in parts if part.unit == unit}
+        if len(shared) == 1:
+            return spent_together(parts, delta, shared.pop(), accountant=accountant)
+        try:
+            return spent_together(parts, delta, Relation.REPLACE_ONE, accountant=accountant)
+        except UnsupportedEventError:
+            return spent_together(parts, delta, parts[0].relation, accountant=accountant)
+    target = Relation.of(relation)
+    events: list[Event] = []
+    theorems: dict[str, None] = {}
+    left_out: list[tuple[str, str]] = []
+    share = delta / (4 * len(parts))
+    for part in parts:
+        try:
+            if part.unit != unit:
+                raise InputError(f"it protects one {part.unit}, and the others one {unit}")
+            event, used = _read(interpreter, part, target, share, alone=len(parts) == 1)
+        except InputError as reason:
+            if part is parts[0]:
+                raise
+            left_out.append((part.name, str(reason).rstrip(".")))
+            continue
+        events.append(event)
+        theorems.update(dict.fromkeys(used))
+    spent = interpreter.spent(composed(*events), delta, target, unit=unit)
+    sampling = composed(*(part.event for part in parts)).sampling
+    return Together(replace(spent, sampling=sampling), tuple(theorems), tuple(left_out))
+
+
+def _stated(epsilon: float, delta: float, relation: Relation) -> Event:
+    """An event that costs exactly (epsilon, delta) under `relation`: a stated one is doubled for replacing a record."""
+    if relation is Relation.ADD_REMOVE:
+        return ApproximateDP(epsilon, delta)
+    return ApproximateDP(epsilon / 2, delta / (1 + math.exp(epsilon / 2)))
+
+
+def _read(
+    accountant: Accountant, part: Part, target: Relation, share: float, *, alone: bool
+) -> tuple[Event, tuple[str, ...]]:
+    """The part's event as it is counted under `target`, and by which theorems."""
+    adaptive = not alone and any(isinstance(leaf, Adaptive) for leaf, _ in tally(part.event))
+    if not adaptive and accountant.supports(part.event, target):
+        return part.event, ((_DOUBLED,) if part.relation is not target and target is Relation.REPLACE_ONE else ())
+    if accountant.supports(part.event, target):
+        epsilon = accountant.epsilon(part.event, share, target)
+        if epsilon < 600:
+            return _stated(epsilon, share, target).under(part.event.guarantee), (_STATED,)
+    if target is Relation.REPLACE_ONE and accountant.supports(part.event, Relation.ADD_REMOVE):
+        stated = share / 4
+        for _ in range(40):
+            epsilon = accountant.epsilon(part.event, stated, Relation.ADD_REMOVE)
+            if epsilon > 300:
+                break
+            if (1 + math.exp(epsilon)) * stated <= share:
+                return ApproximateDP(epsilon, stated).under(part.event.guarantee), (_GROUPED,)
+            stated = share / (1 + math.exp(epsilon)) / 1.5
+    reason = next(
+        (why for leaf, _ in tally(part.event) if (why := accountant.reason_against(leaf, target)) is not None),
+        "its epsilon is too large",
+    )
+    raise UnsupportedEventError(f"for {target.describe(part.unit)} no theorem covers it: {reason}")
