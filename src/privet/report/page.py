@@ -157,7 +157,7 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
         ]
     tiles.append(
         Tile(
-            "Records trained on, all protected",
+            "Records trained on",
             f"{record.data.training_records:,}",
             f"of {record.data.name}{'' if record.data.public else ', as far as the number is public'}",
         )
