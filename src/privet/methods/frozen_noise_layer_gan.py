@@ -96,9 +96,10 @@ class FrozenNoiseLayerGan:
         records.require_records(self.title)
         randomness = Randomness.of(order.seed)
         shape = tuple(records[0][0].shape)
+        number = self._number(records, order)  # refused before anything is spent
         with game_randomness(order.seed):
             embedding = self._embedding(records, order, ledger, randomness)
-            plan = self.plan(self._number(records, order), order, ledger)
+            plan = self.plan(number, order, ledger)
             layout = Layout(embedding, order.classes, self.label_share)
             released = _released(plan, _embedded(layout, records), ledger, randomness, on_step)
             maker = self._maker(embedding, shape, order.classes)

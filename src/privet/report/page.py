@@ -160,7 +160,7 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
         ]
     tiles.append(
         Tile(
-            f"{record.data.unit.capitalize()}s trained on, all protected",
+            f"{record.data.unit.capitalize()}s trained on",
             f"{record.data.training_records:,}",
             f"of {record.data.name}{'' if record.data.public else ', as far as the number is public'}",
         )

@@ -103,7 +103,7 @@ def measured(record: RunRecord) -> str:
     if record.data.measured_share and not record.data.public:
         on = f"on about {words.share(record.data.measured_share)} of the records, which were not trained on"
     if found.noise:
-        on += f", with noise of {words.number(found.noise)} on each count; they are protected, too"
+        on += f", with noise of {words.number(found.noise)} on each count, which the ledger holds"
     return (
         f"The accuracy {whose} is {words.share(found.accuracy)} ({100 * found.level:g} % interval {words.share(found.low)} to "
         f"{words.share(found.high)}), measured {on}. Always answering the most frequent class has an accuracy of "

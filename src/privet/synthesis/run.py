@@ -49,7 +49,7 @@ def run(
     Formal guarantees: the method gets the training records and never the test records; ``release/`` is written before
     anything else looks at the records; students learn from the artificial examples alone. Where the test records are not
     public, they are protected, too: the method gets a budget without the share of `private_accuracy`, and the first student is
-    measured with what is left of the whole budget. The ledger holds that before it is read.
+    measured with that share. The ledger holds it before it is read.
     """
     names = check_students(students or default_students(dataset), dataset.shape)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
@@ -60,7 +60,7 @@ def run(
         if not dataset.size_is_stated:
             ledger.size_is_public()
         made = method.synthesize(dataset.train, _for_method(order, method, about), ledger, log)
-        measuring = _charged(order, ledger) if about.protects_test else None
+        measuring = _charged(order, ledger, made.accountant) if about.protects_test else None
     head = made.ledger.head
     title = f"Artificial {_TITLES.get(dataset.name, dataset.name)}"
     released = write_release(out, made, order.classes, schema)
@@ -113,13 +113,17 @@ def _for_method(order: Order, method: Synthesizer, about: DataSummary) -> Order:
     return replace(order, epsilon=left_for_others(order.epsilon, order.delta, method.relation))
 
 
-def _charged(order: Order, ledger: Ledger) -> PrivateAccuracy | None:
-    """The accuracy with the noise that is left of the budget, charged; None where nothing is left."""
-    budget = Budget(order.epsilon, order.delta, ledger.relation).after(ledger)
+def _charged(order: Order, ledger: Ledger, accountant: str) -> PrivateAccuracy | None:
+    """The accuracy with its share of the budget, or with less where less is left, charged; None where nothing is left.
+
+    What is left is counted by the accountant of the method, which is the one of a claim.
+    """
+    budget = Budget(order.epsilon, order.delta, ledger.relation, accountant).after(ledger)
+    planned = PrivateAccuracy.within(order.epsilon, order.delta, ledger.relation)
     try:
-        measuring = PrivateAccuracy(budget.least(Gaussian))
+        measuring = PrivateAccuracy(max(budget.least(Gaussian), planned.noise_multiplier))
     except (InputError, UnsupportedEventError):
-        return None  # a method whose claim goes beyond the budget
+        return None  # the method has spent everything
     measuring.charge(ledger)
     return measuring
 
