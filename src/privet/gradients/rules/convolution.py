@@ -20,7 +20,7 @@ from privet.gradients.rules.patches import Geometry, Instances, Patches, has_cha
 from privet.gradients.use import Budget, Use
 from privet.gradients.weighing import weigh
 
-_MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 1.0, 0.7, 10_000
+_MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 1.2, 0.7, 10_000
 """Nanoseconds for each multiplication in a matrix product, number copied into a patch, number of an instance that is
 kept (written to fresh memory, squared, read again), number of a Gram matrix added at an offset, and for the Gram matrices of
 a record, however small: fitted to the convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread,

@@ -21,7 +21,7 @@ from privet.gradients.workspace import workspace
 _PIECE_BYTES = 2**22
 """Of 1 to 8 MiB the fastest to form, measure and weigh, at sequences of a transformer and an LSTM (AMD EPYC, one thread)."""
 
-_PASSING_BYTES = 2**20
+_PASSING_BYTES = 2**21
 """Gradients that are formed, added up and forgotten come in smaller pieces, in memory that is used again: of 0.5 to 4 MiB
 the fastest at the sequences of an LSTM (same machine)."""
 
