@@ -212,7 +212,7 @@ def _group_profile(event: Event, size: int, relation: Relation, delta: float) ->
         return None
     largest = epsilon_of(pairs, delta)
     epsilons = epsilons_to(largest)
-    deltas = np.maximum(*deltas_of(pairs, epsilons))
+    deltas = np.maximum(*deltas_of(pairs, epsilons, larger=True))
     return TradeOff([(largest, delta), *zip(epsilons.tolist(), deltas.tolist(), strict=True)])
 
 

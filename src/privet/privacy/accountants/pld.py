@@ -47,10 +47,13 @@ class PLD(Accountant):
             return math.inf
 
     def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
-        removed, added = self._directions(events, np.array([epsilon]), relation)
+        removed, added = self._both(events, np.array([epsilon]), relation, larger=True)
         return float(max(removed[0], added[0]))
 
     def _directions(self, events: Tally, epsilons: Array, relation: Relation) -> tuple[Array, Array]:
+        return self._both(events, epsilons, relation)
+
+    def _both(self, events: Tally, epsilons: Array, relation: Relation, *, larger: bool = False) -> tuple[Array, Array]:
         try:
             pairs = _pairs(events, relation)
         except UnboundedError:
@@ -59,7 +62,7 @@ class PLD(Accountant):
         if mu is not None:
             exact = np.array([gdp_delta(mu, epsilon) for epsilon in epsilons])
             return exact, exact
-        return deltas_of(pairs, epsilons)
+        return deltas_of(pairs, epsilons, larger=larger)
 
 
 def _pairs(events: Tally, relation: Relation) -> tuple[tuple[Pair, int], ...]:

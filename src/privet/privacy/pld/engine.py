@@ -79,10 +79,11 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
     return max(0.0, min(worst, ceiling))
 
 
-def deltas_of(pairs: Pairs, epsilons: Array) -> tuple[Array, Array]:
-    """Upper bounds of delta at ascending epsilons, in either direction.
+def deltas_of(pairs: Pairs, epsilons: Array, *, larger: bool = False) -> tuple[Array, Array]:
+    """Upper bounds of delta at ascending epsilons, in either direction, rounded up by about 3e-4 of it.
 
-    The larger of both is rounded up by about 3e-4 of it. The smaller one is an upper bound, but refined no further than that.
+    The second direction is not resolved below 1e-15; with `larger`, where only the larger of the two matters, not below the
+    first one.
     """
     pairs = tuple(pairs)
     if not pairs:
@@ -90,12 +91,12 @@ def deltas_of(pairs: Pairs, epsilons: Array) -> tuple[Array, Array]:
     inside = epsilons < _ceiling(pairs)
     found: list[Array] = []
     for side in _sides(pairs):
-        enough = found[0][inside] - _infinite(pairs, side) if found else np.zeros(int(inside.sum()))
+        enough = np.zeros(len(epsilons)) if not found else found[0] if larger else np.full(len(epsilons), 1e-15)
         bounds = np.full(len(epsilons), _infinite(pairs, side))
         if _is_single(pairs):
             bounds[inside] += _single_deltas(pairs[0][0], epsilons[inside], side)
         else:
-            bounds[inside] += _one_side(pairs, epsilons[inside], side, enough)
+            bounds[inside] += _one_side(pairs, epsilons[inside], side, enough[inside])
         found.append(bounds)
     return found[0], found[-1]
 
@@ -107,7 +108,7 @@ def _is_single(pairs: Pairs) -> bool:
 def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
     """The deltas of one use of one pair at ascending epsilons, without any grid: P[L > epsilon] - e^epsilon Q[L > epsilon].
 
-    Infinite losses are left out. 1e-14 of the probability is added for rounding.
+    Infinite losses are left out. A few units of the last place of the probability are added for rounding.
     """
     if not len(epsilons):
         return np.zeros(0)
@@ -122,7 +123,7 @@ def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         lost = np.exp(edges) * counterpart
     lost[~np.isfinite(lost)] = 0.0
-    return np.asarray(np.clip(above - lost + 1e-14 * above, 0.0, above)[places])
+    return np.asarray(np.clip(above - lost + 2.0**-52 * (8 + math.sqrt(len(edges))) * above, 0.0, above)[places])
 
 
 def _single_epsilon(pair: Pair, delta: float, side: int) -> float:
@@ -151,14 +152,14 @@ def _single_epsilon(pair: Pair, delta: float, side: int) -> float:
 def _one_side(pairs: Pairs, epsilons: Array, side: int, enough: Array) -> Array:
     """One direction's deltas: the curve of each band in which, or nearly in which, one of them lies.
 
-    Where a delta is below `enough`, no lower band is asked. The losses of adding a record to a sample are bounded, so that its
-    deltas fall to 1e-300 and below while those of removing one still matter.
+    A bound that is at most `enough` is not improved.
     """
     if not len(epsilons):
         return np.zeros(0)
     bounds = np.ones(len(epsilons))
     asked: set[int] = set()
-    needed = {_guessed_band(pairs, float(epsilons[0]), side)}
+    shallowest = _band(_log(float(enough[0])))
+    needed = {min(shallowest, _guessed_band(pairs, float(epsilons[0]), side))}
     while needed:
         band = min(needed)
         asked.add(band)
@@ -166,6 +167,10 @@ def _one_side(pairs: Pairs, epsilons: Array, side: int, enough: Array) -> Array:
         logs = np.log(np.maximum(bounds[bounds > enough], 1e-320))
         needed = {_band(float(log)) for shift in (-_NEAR, _NEAR) for log in np.unique(logs + shift)} - asked
     return bounds
+
+
+def _log(delta: float) -> float:
+    return math.log(max(delta, 1e-320))
 
 
 def _guessed_band(pairs: Pairs, epsilon: float, side: int) -> int:
