@@ -156,7 +156,11 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
             ),
         ]
     tiles.append(
-        Tile("Records protected", f"{record.data.training_records:,}", f"the training part of {record.data.name}")
+        Tile(
+            "Records protected" if standing.protects else "Records used",
+            f"{record.data.training_records:,}",
+            f"the training part of {record.data.name}",
+        )
     )
     return tiles
 

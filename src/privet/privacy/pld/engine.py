@@ -90,8 +90,12 @@ def deltas_of(pairs: Pairs, epsilons: Array) -> tuple[Array, Array]:
     inside = epsilons < _ceiling(pairs)
     found: list[Array] = []
     for side in _sides(pairs):
-        enough = found[0][inside] - _infinite(pairs, side) if found else np.zeros(int(inside.sum()))
-        bounds = np.full(len(epsilons), _infinite(pairs, side))
+        infinite = _infinite(pairs, side)
+        # Far below the probability of an infinite loss, which is added, nothing has to be told apart.
+        enough = np.full(int(inside.sum()), 1e-4 * infinite)
+        if found:
+            enough = np.maximum(enough, found[0][inside] - infinite)
+        bounds = np.full(len(epsilons), infinite)
         if _is_single(pairs):
             bounds[inside] += _single_deltas(pairs[0][0], epsilons[inside], side)
         else:
