@@ -56,14 +56,14 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
     pairs = tuple(pairs)
     if not pairs or delta >= 1:
         return 0.0
+    if any(delta < _infinite(pairs, side) for side in _sides(pairs)):
+        return math.inf
     ceiling = _ceiling(pairs)
     worst = 0.0
     if _is_single(pairs):
         return min(ceiling, max(_single_epsilon(pairs[0][0], delta, side) for side in _sides(pairs)))
     for side in _sides(pairs):
         left = delta - _infinite(pairs, side)
-        if left < 0:
-            return math.inf
         if left == 0:
             return ceiling
         band = _band(math.log(left))
