@@ -28,9 +28,11 @@ from privet.privacy.events import (
 )
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, weakest
 from privet.privacy.ledger import Ledger, LedgerError
+from privet.privacy.meaning import Meaning
 from privet.privacy.relations import Relation
 from privet.privacy.schedules import Schedule
 from privet.privacy.spent import Spent
+from privet.privacy.tradeoff import TradeOff
 from privet.privacy.together import Part, Together, spent_together
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Laplace",
     "Ledger",
     "LedgerError",
+    "Meaning",
     "NoisyTopCount",
     "NoisyVotes",
     "NotPrivate",
@@ -67,6 +70,7 @@ __all__ = [
     "Schedule",
     "ShuffledEpoch",
     "Spent",
+    "TradeOff",
     "Together",
     "UnsupportedEventError",
     "accountant_named",
