@@ -32,8 +32,8 @@ from privet.privacy.meaning import Meaning
 from privet.privacy.relations import Relation
 from privet.privacy.schedules import Schedule
 from privet.privacy.spent import Spent
-from privet.privacy.tradeoff import TradeOff
 from privet.privacy.together import Part, Together, spent_together
+from privet.privacy.tradeoff import TradeOff
 
 __all__ = [
     "Accountant",
@@ -70,8 +70,8 @@ __all__ = [
     "Schedule",
     "ShuffledEpoch",
     "Spent",
-    "TradeOff",
     "Together",
+    "TradeOff",
     "UnsupportedEventError",
     "accountant_named",
     "accountant_names",
