@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from privet.privacy import Assumed, Gaussian, NotPrivate, PublishedClaim, PureEpsilon, accountant_named
+from privet.privacy import ApproximateDP, Assumed, Gaussian, NotPrivate, PublishedClaim, PureEpsilon, accountant_named
 from privet.privacy.explain import WIDTH, explain
 from privet.privacy.spent import round_up
 
@@ -94,3 +94,12 @@ def test_a_vacuous_statement_is_called_one_before_anything_else(event):
 @pytest.mark.parametrize("delta", [0.0, 1e-300, 0.3, 0.9])
 def test_every_delta_has_words(delta):
     assert "WHAT IT DOES NOT PROMISE" in explain(spent(PureEpsilon(1.0), delta=delta))
+
+
+def test_an_infinite_epsilon_of_a_curve_that_is_finite_says_that_delta_is_too_small():
+    statement = spent(ApproximateDP(1.0, 1e-3), delta=1e-5)
+    said = plain(explain(statement))
+    assert statement.vacuous and statement.meaning.vacuous
+    assert "Epsilon (infinite here)" in said
+    assert "at this delta epsilon is infinite, and nothing is promised" in said
+    assert f"{math.ceil(1000 * statement.meaning.true_positive_rate(0.1))} of 1,000" in said

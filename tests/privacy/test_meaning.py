@@ -287,3 +287,10 @@ def test_every_meaning_is_json(event, delta):
 
 def test_statements_are_compared_by_what_they_say():
     assert spent(Gaussian(2.0)) == Spent(**{**spent(Gaussian(2.0)).__dict__, "event": None})
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_delta_below_the_chance_of_an_infinite_loss_has_no_finite_epsilon(count):
+    event = ApproximateDP(1.0, 1e-3) * count
+    assert PLD.epsilon(event, 1e-5) == math.inf
+    assert PLD.epsilon(event, 0.01) <= count + 1e-9

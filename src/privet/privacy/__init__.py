@@ -29,10 +29,12 @@ from privet.privacy.events import (
 )
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, weakest
 from privet.privacy.ledger import Ledger, LedgerError
+from privet.privacy.meaning import Meaning
 from privet.privacy.relations import Relation
 from privet.privacy.schedules import Schedule
 from privet.privacy.spent import Spent
 from privet.privacy.together import Part, Together, spent_together
+from privet.privacy.tradeoff import TradeOff
 
 __all__ = [
     "Accountant",
@@ -52,6 +54,7 @@ __all__ = [
     "Laplace",
     "Ledger",
     "LedgerError",
+    "Meaning",
     "NoisyTopCount",
     "NoisyVotes",
     "NotPrivate",
@@ -69,6 +72,7 @@ __all__ = [
     "ShuffledEpoch",
     "Spent",
     "Together",
+    "TradeOff",
     "UnsupportedEventError",
     "accountant_named",
     "accountant_names",

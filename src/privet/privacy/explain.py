@@ -27,11 +27,16 @@ def explain(spent: Spent) -> str:
 def _lead(found: Meaning) -> str:
     spent = found.spent
     said = [
-        f"WHAT THIS MEANS. The privacy of one {spent.unit} is measured by two numbers. Epsilon ({round_up(spent.epsilon)} "
+        f"WHAT THIS MEANS. The privacy of one {spent.unit} is measured by two numbers. Epsilon ({_size(spent.epsilon)} "
         "here) says how strongly the release may depend on it: 0 is not at all. Delta "
         f"({_chance(spent.delta)} here) is a small chance that is set aside, with which the limit set by epsilon may fail."
     ]
-    if found.vacuous:
+    if math.isinf(spent.epsilon) and not found.curve.vacuous:
+        said.append(
+            "THIS STATEMENT IS VACUOUS: at this delta epsilon is infinite, and nothing is promised. Ask for a larger delta; the "
+            "numbers below hold whatever delta is."
+        )
+    elif found.vacuous:
         said.append(
             "THIS STATEMENT IS VACUOUS: it promises nothing in practice. It allows an attack that finds "
             f"{_of(found.true_positive_rate(VACUOUS_FALSE_POSITIVES), 100_000)} people who are in the data while it wrongly "
@@ -175,6 +180,10 @@ def _percent(share: float, *, up: bool = False) -> str:
     if up:
         percent = min(100.0, math.ceil(percent * 10 * (1 - 1e-12)) / 10)
     return f"{percent:.1f}".removesuffix(".0") + " %"
+
+
+def _size(epsilon: float) -> str:
+    return "infinite" if math.isinf(epsilon) else round_up(epsilon)
 
 
 def _chance(probability: float) -> str:

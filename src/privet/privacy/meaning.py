@@ -74,7 +74,7 @@ class Meaning:
 
     @property
     def vacuous(self) -> bool:
-        return self.curve.vacuous
+        return math.isinf(self.spent.epsilon) or self.curve.vacuous
 
     @property
     def advantage(self) -> float:
@@ -171,7 +171,7 @@ def meaning_of(spent: Spent) -> Meaning:
     stated = TradeOff([(spent.epsilon, spent.delta)])
     profile = None
     if spent.event is not None and not isinstance(spent.guarantee, Claimed):
-        profile = _profile(spent.event, spent.relation, min(NEGLIGIBLE, spent.delta))
+        profile = _profile(spent.event, spent.relation)
     if profile is None:
         return Meaning(spent, stated, STATEMENT_ALONE)
     curve, name = profile
@@ -184,12 +184,12 @@ def is_vacuous(spent: Spent) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _profile(event: Event, relation: Relation, least: float) -> tuple[TradeOff, str] | None:
-    """The privacy profile of an event down to a delta of `least`, by the accountant that is tightest for it, if one is."""
+def _profile(event: Event, relation: Relation) -> tuple[TradeOff, str] | None:
+    """The privacy profile of an event, by the accountant that is tightest for it; None where none bounds it."""
     accountant = _tightest(event, relation)
     if accountant is None:
         return None
-    epsilons = epsilons_to(accountant.epsilon(event, least, relation))
+    epsilons = epsilons_to(accountant.epsilon(event, NEGLIGIBLE, relation))
     deltas = accountant.deltas(event, epsilons, relation)
     return TradeOff(zip(epsilons.tolist(), deltas.tolist(), strict=True)), accountant.name
 

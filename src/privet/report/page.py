@@ -160,9 +160,9 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
         ]
     tiles.append(
         Tile(
-            f"{record.data.unit.capitalize()}s trained on",
+            f"{record.data.unit.capitalize()}s {'protected' if standing.protects else 'used'}",
             f"{record.data.training_records:,}",
-            f"of {record.data.name}{'' if record.data.public else ', as far as the number is public'}",
+            f"the training part of {record.data.name}{'' if record.data.public else ', as far as the number is public'}",
         )
     )
     return tiles

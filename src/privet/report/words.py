@@ -58,8 +58,8 @@ class Standing:
 
 UNPROTECTED = Standing("open", "No protection", "!", "At least one use of the data has no finite cost.", vacuous=True)
 VACUOUS = (
-    f"It is vacuous: it allows an attack that finds {VACUOUS_TRUE_POSITIVES:.0%} or more of the records that were used, while "
-    f"it wrongly names 1 in {round(1 / VACUOUS_FALSE_POSITIVES):,} of those that were not."
+    f"It is vacuous: it allows an attack that finds {100 * VACUOUS_TRUE_POSITIVES:g} % or more of the records that were used, "
+    f"while it wrongly names 1 in {round(1 / VACUOUS_FALSE_POSITIVES):,} of those that were not."
 )
 
 

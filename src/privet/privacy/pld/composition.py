@@ -112,7 +112,10 @@ def compose(stack: Stack, frame: Frame) -> Curve:
     weights = masses * np.exp(np.clip(exponent, -700.0, 700.0))
     above = np.cumsum(weights[::-1])[::-1]
     # Where the weights are cut off, so far below the frame's middle, nothing is claimed.
-    inside = np.where(exponent > 690.0, 1.0, math.exp(moment - at * centre) * _deltas(above, step))
+    scale = math.exp(moment - at * centre) if moment - at * centre < 700 else math.inf
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = np.nan_to_num(scale * _deltas(above, step), nan=1.0, posinf=1.0)  # nor where it overflows
+    inside = np.where(exponent > 690.0, 1.0, scaled)
     # Rounding moves each mass, and a mass at loss l counts (1 - e^(epsilon - l)) times.
     reach = -np.expm1(losses - losses[-1])
     noise = rounding * np.exp(np.minimum(moment - at * losses, 700.0)) * reach

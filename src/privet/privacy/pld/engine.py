@@ -56,14 +56,14 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
     pairs = tuple(pairs)
     if not pairs or delta >= 1:
         return 0.0
+    if any(delta < _infinite(pairs, side) for side in _sides(pairs)):
+        return math.inf
     ceiling = _ceiling(pairs)
     worst = 0.0
     if _is_single(pairs):
         return min(ceiling, max(_single_epsilon(pairs[0][0], delta, side) for side in _sides(pairs)))
     for side in _sides(pairs):
         left = delta - _infinite(pairs, side)
-        if left < 0:
-            return math.inf
         if left == 0:
             return ceiling
         band = _band(math.log(left))
@@ -91,8 +91,13 @@ def deltas_of(pairs: Pairs, epsilons: Array, *, larger: bool = False) -> tuple[A
     inside = epsilons < _ceiling(pairs)
     found: list[Array] = []
     for side in _sides(pairs):
-        enough = np.zeros(len(epsilons)) if not found else found[0] if larger else np.full(len(epsilons), 1e-15)
-        bounds = np.full(len(epsilons), _infinite(pairs, side))
+        infinite = _infinite(pairs, side)
+        enough = np.zeros(len(epsilons))
+        if found:
+            enough = found[0] - infinite if larger else np.full(len(epsilons), 1e-15)
+        # Far below the probability of an infinite loss, which is added, nothing has to be told apart.
+        enough = np.maximum(enough, 1e-4 * infinite)
+        bounds = np.full(len(epsilons), infinite)
         if _is_single(pairs):
             bounds[inside] += _single_deltas(pairs[0][0], epsilons[inside], side)
         else:
