@@ -115,7 +115,7 @@ def test_confident_voting_answers_what_is_sure():
         ({"votes_share": 1.0}, "between 0 and 1"),
         ({"threshold": 5.0}, "both a threshold"),
         ({"queries": 41}, "41 queries cannot be asked of 40 examples"),
-        ({"teachers": 301}, "cannot be divided among 301 teachers"),
+        ({"teachers": 301}, "fewer records than 301 teachers"),
         ({"teachers": 1}, "at least two teachers"),
     ],
 )

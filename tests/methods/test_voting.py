@@ -233,7 +233,7 @@ def test_the_audit_catches_noise_for_sensitivity_one_and_a_record_with_several_v
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"voting": Voting(500)}, "300 records cannot be divided among 500 teachers"),
+        ({"voting": Voting(500)}, "fewer records than 500 teachers"),
         ({"voting": Voting(1)}, "at least two teachers"),
         ({"classes": 1}, "there is only one"),
         ({"queries": torch.zeros(0, 5)}, "nothing to label"),

@@ -258,7 +258,7 @@ def test_closures_are_refused() -> None:
     ("settings", "why"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": 201}, "from 1 to 200"),
+        ({"batch_size": 201}, "from 1 to the number of records"),
         ({"epochs": 1}, "either epochs or steps"),
         ({"noise_multiplier": None}, "either epsilon"),
         ({"noise_multiplier": -1.0}, "noise multiplier"),
