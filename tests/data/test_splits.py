@@ -104,6 +104,14 @@ def test_the_records_of_a_user_stay_together(keys: object) -> None:
     divided = divide(numbered(300), "train", {"a": 0.5, "b": 0.5}, 0, keys=keys)  # type: ignore[arg-type]
     users = [{int(x) % 30 for x in divided[name].inputs.flatten()} for name in "ab"]
     assert users[0] | users[1] == set(range(30)) and not users[0] & users[1]
+    assert all(divided[name].unit == "user" and divided[name].units == len(users[n]) for n, name in enumerate("ab"))
+    few = divide(numbered(60), "train", {"a": 0.5, "b": 0.5}, 0, keys=keys[:60])  # type: ignore[index]
+    assert set(few["a"].users.tolist()) <= set(divided["a"].users.tolist())  # type: ignore[union-attr]
+
+
+def test_a_key_that_is_missing_is_refused() -> None:
+    with pytest.raises(InputError, match="no user"):
+        divide(numbered(300), "train", {"a": 0.5, "b": 0.5}, 0, keys=[*range(299), None])  # type: ignore[list-item]
 
 
 def test_one_key_for_each_record() -> None:

@@ -42,6 +42,19 @@ def test_a_parquet_table_does_too(tmp_path: Path) -> None:
     assert split.users is not None and split.users[0] == split.users[2] != split.users[1]
 
 
+@pytest.mark.parametrize(("cells", "says"), [([1.0, float("nan"), 1.0], "NaN"), ([[1], [1, 2], [1]], "several parts")])
+def test_a_cell_that_names_nobody_or_several_is_refused(tmp_path: Path, cells: list[object], says: str) -> None:
+    """As a text, "nan" would be one user with all rows that have none."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table(tmp_path)
+    columns = {"patient": cells, "age": [1.0, 2.0, 3.0], "sick": ["yes", "no", "no"]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=says):
+        load(f"parquet:{tmp_path / 't.parquet'}", schema=tmp_path / "schema.yaml")
+
+
 def test_a_row_without_a_user_is_refused_without_its_values(tmp_path: Path) -> None:
     path = table(tmp_path, [*ROWS, ",7,yes"])
     with pytest.raises(InputError, match="row 6, column 'patient'") as caught:

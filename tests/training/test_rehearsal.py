@@ -57,6 +57,21 @@ def test_a_division_by_the_size_of_the_batch_that_cannot_be_read_is_found() -> N
     assert len(private.ledger) == 0
 
 
+@pytest.mark.parametrize("power", [0.25, 0.5, 0.9, 1.5])
+@pytest.mark.parametrize("where", ["sum", "each", "sum of random rows"])
+def test_a_division_by_a_power_of_the_size_of_the_batch_is_found(power: float, where: str) -> None:
+    """Every other record would count for more where one is missing: by half of its length for a root."""
+    model, optimizer, private = make()
+    with pytest.raises(PrivetError, match="divided by the size of the batch"):
+        for x, y in private.batches():
+            seen = x + 0.1 * torch.randn_like(x) if "random" in where else x
+            losses = F.cross_entropy(model(seen), y, reduction="none")
+            size = len(x) ** power
+            ((losses / size).sum() if where == "each" else losses.sum() / size).backward()
+            optimizer.step()
+    assert len(private.ledger) == 0
+
+
 def test_a_sum_divided_by_the_number_of_records_is_their_mean() -> None:
     ends = []
     for loss in (lambda o, y: F.cross_entropy(o, y), lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(y)):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import privet
 from privet.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
+from privet.data import Split
 from privet.errors import InputError, PrivetError
 from privet.privacy import Ledger
 from privet.randomness import Randomness
@@ -121,7 +122,8 @@ def released(
             private.step(losses)
             continue
         optimizer.zero_grad()
-        (losses.mean() if body == "mean" else losses.sum() / len(x) if body == "divided" else losses.sum()).backward()
+        divisor = {"mean": len(x), "divided": len(x), "half": len(x) // 2, "sum": 1}[body]
+        (losses.mean() if body == "mean" else losses.sum() / divisor).backward()
         optimizer.step()
     return {name: 10 * (start[name] - p.detach()).double() for name, p in model.named_parameters()}
 
@@ -271,6 +273,18 @@ def test_every_form_of_a_key_gives_the_same_users(key: object) -> None:
     assert holdings.owners.tolist() == OWNERS
 
 
+class NotAvailable:
+    """As the missing value of a data frame: nobody can say whether it is itself."""
+
+    def __ne__(self, other: object) -> NotAvailable:  # type: ignore[override]
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+    __hash__ = object.__hash__
+
+
 @pytest.mark.parametrize(
     ("key", "says"),
     [
@@ -282,13 +296,71 @@ def test_every_form_of_a_key_gives_the_same_users(key: object) -> None:
         ([*OWNERS[:-1], float("nan")], "no user"),
         ([*map(str, OWNERS[:-1]), ""], "no user"),
         (np.array([*OWNERS[:-1], np.nan]), "no user"),
-        (OWNERS[:-1], "24 examples"),
+        (OWNERS[:-1], "more or fewer"),
         ("person", "no column"),
+        (dict(enumerate(OWNERS)), "dict"),
+        (set(range(24)), "set"),
+        (bytes(OWNERS), "bytes"),
+        (iter(OWNERS), "no user at each example's place"),
+        ([*OWNERS[:-1], "9"], "one kind"),
+        ([True, *OWNERS[1:]], "one kind"),
+        ([*[str(owner).encode() for owner in OWNERS[:-1]], b""], "no user"),
+        (np.array(["NaT"] * 24, dtype="datetime64[D]"), "no user"),
+        (np.ma.array(OWNERS, mask=[0] * 23 + [1]), "no user"),
+        ([*OWNERS[:-1], NotAvailable()], "no user"),
+        (np.zeros(24, dtype=[("clinic", int), ("patient", int)]), "several"),
     ],
 )
 def test_a_key_that_is_not_one_user_for_each_example_is_refused(key: object, says: str) -> None:
     with pytest.raises(InputError, match=says):
         Users.of(key).found_in(data())
+
+
+def test_how_many_examples_there_are_is_not_in_the_message() -> None:
+    with pytest.raises(InputError) as caught:
+        Users.of(OWNERS[:-1]).found_in(data())
+    assert "23" not in str(caught.value) and "24" not in str(caught.value)
+
+
+class Wrapped(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, dataset: Split) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.dataset[index]
+
+
+def test_users_of_a_split_are_not_lost_in_a_data_set_of_torch() -> None:
+    """A run that was meant for users must not become one for records because of a wrapper."""
+    split = Split(torch.rand(24, 6), torch.zeros(24, dtype=torch.int64), torch.tensor(OWNERS))
+
+    def unit_and_number(dataset: object) -> tuple[str, int]:
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"batch_size": 2, "steps": 1, "delta": 1e-3, "noise_multiplier": 1.0, "max_grad_norm": 1.0}
+        private = privet.make_private(model, optimizer, dataset, **settings)
+        private.close()
+        return private.ledger.unit, private.plan.records
+
+    part = torch.utils.data.Subset(split, range(3, 13))
+    assert unit_and_number(split) == unit_and_number(torch.utils.data.DataLoader(split)) == ("user", 10)
+    assert unit_and_number(part) == ("user", 3)
+    assert unit_and_number(torch.utils.data.Subset(part, [0, 1, 4])) == ("user", 2)
+    assert unit_and_number(torch.utils.data.ConcatDataset([split, part])) == ("user", 10)
+    without = Split(split.inputs, split.labels)
+    assert unit_and_number(torch.utils.data.Subset(without, range(9))) == ("record", 9)
+    for hidden in (Wrapped(split), torch.utils.data.ConcatDataset([split, without])):
+        with pytest.raises(InputError, match="give users="):
+            unit_and_number(hidden)
+
+
+def test_a_divisor_that_is_rounded_for_some_users_is_refused() -> None:
+    """Half of the examples is exact where every user has two, and rounds where a user has one or three."""
+    with pytest.raises(PrivetError, match="part of the number of examples"):
+        released(mlp(), data(), "half", 0.3)
 
 
 def test_a_column_is_a_key() -> None:

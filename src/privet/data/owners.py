@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
 from privet.errors import InputError
 
@@ -22,17 +25,58 @@ def owners_of(key: Key, dataset: Any) -> Tensor:
     if callable(key):
         key = [key(index) for index in range(len(dataset))]
     if isinstance(key, Tensor):
-        key = key.detach().cpu().numpy()
-    if isinstance(key, np.ndarray) and key.ndim != 1:
+        key = key.detach().cpu()
+        key = (key.double() if key.is_floating_point() else key).numpy()
+    if isinstance(key, (Mapping, AbstractSet, bytes, bytearray)) or not hasattr(key, "__len__"):
+        raise InputError(
+            f"The key of users is a {type(key).__name__}, which has no user at each example's place: give a vector or a list "
+            f"with a user for each example, in their order, or a function of the example's index."
+        )
+    if getattr(key, "ndim", 1) != 1 or getattr(getattr(key, "dtype", None), "names", None):
         raise _several()
     if len(key) != len(dataset):
+        # How many there are may be private.
         raise InputError(
-            f"The key of users has {len(key)} entries, and the data set {len(dataset)} examples: give a user for each."
+            "The key of users has more or fewer entries than the data set has examples: give a user for each."
         )
+    if isinstance(key, np.ma.MaskedArray):
+        if np.ma.getmaskarray(key).any():
+            raise _nobody()
+        key = key.data
     if isinstance(key, np.ndarray) and key.dtype.kind in "iu":
         return torch.from_numpy(np.unique(key, return_inverse=True)[1].astype(np.int64).reshape(-1))
+    names = [_checked(name) for name in key]
+    if len({_kind(name) for name in names}) > 1:
+        raise InputError(
+            "Some keys of users are numbers and others texts, so that one user could be two, as 1 and '1': give all of them as "
+            "one kind."
+        )
     numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(_checked(name), len(numbers)) for name in key], dtype=torch.int64)
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
+
+
+def user_number(name: bytes) -> int:
+    """A number that depends on a user's name alone, and on nobody else: 63 bits of its hash."""
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 1
+
+
+def users_within(dataset: Any) -> Tensor | None:
+    """The users that a data set brings along: a `Split` its own, a subset or a concatenation those of its parts."""
+    if isinstance(users := getattr(dataset, "users", None), Tensor):
+        return users
+    if isinstance(dataset, Subset):
+        inner = users_within(dataset.dataset)
+        return None if inner is None else inner[torch.as_tensor(dataset.indices, dtype=torch.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [users_within(part) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        if 0 < len(known) < len(parts):
+            raise _hidden()
+        return torch.cat(known) if known else None
+    inside = getattr(dataset, "dataset", None)
+    if inside is not None and inside is not dataset and users_within(inside) is not None:
+        raise _hidden()
+    return None
 
 
 def _column(name: str, dataset: Any) -> Any:
@@ -53,13 +97,41 @@ def _checked(name: Any) -> Hashable:
         name = name.item()
     if isinstance(name, (tuple, list, set, frozenset, dict, Tensor, np.ndarray)):
         raise _several()
-    if name is None or name != name or name == "":  # NaN is not itself
-        raise InputError(
-            "An example has no user: its key is empty. Leave the example out, or give it a user of its own if it is nobody's."
-        )
     if not isinstance(name, Hashable):
         raise InputError(f"A user's key is a number or a text, not {type(name).__name__}.")
+    if name is None or _is_missing(name) or (isinstance(name, (str, bytes)) and not name):
+        raise _nobody()
     return name
+
+
+def _is_missing(name: Any) -> bool:
+    """NaN and NaT are not themselves, and for NA of a data frame nobody can say whether it is."""
+    try:
+        return bool(name != name)
+    except TypeError:
+        return True
+
+
+def _kind(name: Hashable) -> str:
+    """What a key is: keys of different kinds can look alike and differ, or differ and be equal, as 1 and True."""
+    if isinstance(name, (bool, np.bool_)):
+        return "truth"
+    if isinstance(name, (int, float, complex, np.number)):
+        return "number"
+    return "text" if isinstance(name, str) else type(name).__name__
+
+
+def _nobody() -> InputError:
+    return InputError(
+        "An example has no user: its key is empty. Leave the example out, or give it a user of its own if it is nobody's."
+    )
+
+
+def _hidden() -> InputError:
+    return InputError(
+        "The data set holds a part with users, and it is not known whose each of its examples is: give users=... with a user "
+        "for each example."
+    )
 
 
 def _several() -> InputError:

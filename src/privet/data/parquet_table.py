@@ -33,7 +33,13 @@ class ParquetTable:
         return cells
 
     def texts(self, name: str) -> Sequence[str]:
-        return [str(cell).strip() for cell in self._cells(name)]
+        cells = self._cells(name)
+        for record, cell in enumerate(cells):
+            if cell != cell:  # NaN is not itself, and as a text it would be one user or one category
+                fail(self, record, name, "the cell is NaN: fill it, or remove the row.")
+            if isinstance(cell, list | dict | tuple):
+                fail(self, record, name, "the cell has several parts: give it one value.")
+        return [str(cell).strip() for cell in cells]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         cells = self._cells(name)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privet.data.dataset import Dataset, Split
+from privet.data.owners import owners_of, user_number
 from privet.errors import InputError
 
 Keys = Sequence[str | int | bytes] | NDArray[np.generic] | Tensor
@@ -101,8 +102,8 @@ def divide(
         split: the split to divide.
         parts: the name of each part and the probability that a record goes there.
         generator: a seed, or a generator, which is advanced; the key of the hash comes from it.
-        keys: one user key for each record, where the unit of privacy is a user; without it the split's own users, and a
-            record is the unit where it has none.
+        keys: one user key for each record, where the unit of privacy is a user: they become the users of the parts. Without
+            it the split's own users, and a record is the unit where it has none.
 
     Formal guarantees: every record is in exactly one part, in its order in the file. The part is a keyed hash (BLAKE2b) of
     the record's own bytes, inputs and label, or of its user key, and of nothing else. So neighboring files stay neighbors:
@@ -115,9 +116,13 @@ def divide(
         raise InputError(f"The parts {dict(parts)} do not sum to 1: give fractions above 0 that do.")
     if taken := sorted((dataset.splits.keys() - {split}) & parts.keys()):
         raise InputError(f"{dataset.name} already has a split {taken[0]!r}: give the part another name.")
-    keys = whole.users if keys is None else keys
     if keys is not None and len(keys) != len(whole):
         raise InputError("There are more or fewer user keys than records: give one key for each record.")
+    if keys is not None:
+        owners_of(keys, whole)  # refuses a key that is empty or has several parts
+    if keys is not None and whole.users is None:
+        whole = replace(whole, users=_numbers(keys))
+    keys = whole.users if keys is None else keys
     if isinstance(generator, torch.Generator):
         generator = int(torch.randint(2**62, (), generator=generator))
     places = _places(_contents(whole) if keys is None else _named(keys), generator)
@@ -155,6 +160,11 @@ def _named(keys: Keys) -> Iterator[bytes]:
     """The bytes of each user key."""
     plain = keys.tolist() if isinstance(keys, Tensor | np.ndarray) else keys
     return (key if isinstance(key, bytes) else str(key).encode() for key in plain)
+
+
+def _numbers(keys: Keys) -> Tensor:
+    """A number for each user that depends on their key alone: 63 bits of its hash."""
+    return torch.tensor([user_number(key) for key in _named(keys)], dtype=torch.int64)
 
 
 def set_aside(dataset: Dataset, count: int) -> Dataset:

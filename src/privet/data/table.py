@@ -5,7 +5,6 @@ private. A column that the schema does not describe is called by its place: with
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privet.data.dataset import Dataset, Split
+from privet.data.owners import user_number
 from privet.data.schema import Categorical, Numeric, Schema
 from privet.errors import InputError
 
@@ -109,11 +109,11 @@ def _them(items: Sequence[object]) -> str:
 
 
 def _users(table: Table, name: str) -> Tensor:
-    """A number for each row's user that depends on the user's name alone: 63 bits of its hash."""
+    """A number for each row's user that depends on the user's name alone."""
     texts = table.texts(name)
     if "" in texts:
         fail(table, list(texts).index(""), name, "the row has no user: fill the cell, or remove the row.")
-    known = {text: int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1 for text in set(texts)}
+    known = {text: user_number(text.encode()) for text in set(texts)}
     return torch.tensor([known[text] for text in texts])
 
 

@@ -66,6 +66,7 @@ class NoisyRows:
         """
         if ledger.relation is not self.relation:
             raise InputError(f"Such rows are accounted for {self.relation.value}; the ledger is for {ledger.relation}.")
+        ledger.require_unit("record")
         ledger.record(self.event)
         noise = GaussianNoise(self.noise_multiplier)
         for _ in range(self.steps):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from privet.clipping import Clipping, FlatClipping, ScheduledClipping
-from privet.data.owners import Key
+from privet.data.owners import Key, users_within
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.noise import GaussianNoise, NoisePlan, ScheduledNoise
@@ -112,9 +112,9 @@ def make_private(
             `batch_size` on average. Without it, ``len(dataset)`` is taken, and the statement names the condition that the
             number of records is public. With `users`, all of this is about the number of users.
         users: whose each example is, where a person may hold several: a vector, a list, a function of the example's index,
-            a column's name, or `privet.sampling.Users`; a `Split` that has users brings them along. A user is then what is
-            drawn, clipped and protected, with all their examples together; `batch_size` counts users, and an epoch draws
-            each user once on average.
+            a column's name, or `privet.sampling.Users`; a `Split` that has users brings them along, also in a ``Subset`` or
+            a ``ConcatDataset``. A user is then what is drawn, clipped and protected, with all their examples together;
+            `batch_size` counts users, and an epoch draws each user once on average.
         seed: makes sampling and noise repeatable, for experiments; a run that is released has none. Dropout, augmentation
             and the model's start come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
@@ -131,8 +131,8 @@ def make_private(
             not depend on the others; see `privet.training.rehearsal`. Without it the statement says so.
     """
     dataset, batch_size, workers, collate = _opened(dataset, batch_size, workers)
-    if users is None and isinstance(getattr(dataset, "users", None), Tensor):
-        users = dataset.users
+    if users is None:
+        users = users_within(dataset)
     holdings = None if users is None else Users.of(users).found_in(dataset)
     unit, held = ("record", dataset) if holdings is None else ("user", holdings)
     records = public_size if public_size is not None else len(held)

@@ -154,13 +154,31 @@ class Rehearsal:
         ratio = _ratio(part.norms, whole.norms[: self.part])
         if self.size_divisors:
             ratio *= self.part / self.records  # each was taken for a sum, and is a mean
-        if scale > 1 and abs(math.log(ratio)) > 0.5 * math.log(scale):
+        # Random rows have other norms in a batch of another size; nothing else has.
+        allowed = 0.5 * math.log(scale) if self.random else _COARSE
+        if scale > 1 and (abs(math.log(ratio)) > allowed or self._divides_oddly()):
             return (
                 f"The gradients of the same records are {ratio:.3g} times as large in a batch of {self.part} records as in "
                 f"one of {self.records}: the loss is divided by the size of the batch in a way that was not recognized. "
                 f"Nothing was released. Give the loss of each record to private.step(losses), or use loss.mean()."
             )
+        if self.each > 1 and any(abs(divisor - round(divisor)) > 1e-9 for divisor in self.size_divisors):
+            return (
+                "The loss is divided by a part of the number of examples, as in len(x) // 2. Where users have other numbers of "
+                "examples that is rounded, and depends on who else is in the batch. Nothing was released. Give the loss of each "
+                "example to private.step(losses), or use loss.mean()."
+            )
         return ""
+
+    def _divides_oddly(self) -> bool:
+        """Whether a sum is divided by a number that follows the size of the batch, and not in proportion."""
+        whole, exchanged, again, part = self.divisors
+        if not len(whole) == len(exchanged) == len(again) == len(part):
+            return False
+        return any(
+            one == two == three != four and not math.isclose(one / self.records, four / self.part, rel_tol=1e-9)
+            for one, two, three, four in zip(whole, exchanged, again, part, strict=True)
+        )
 
     def _moved(self) -> str:
         """Whether a trial has left something else behind than another one."""
