@@ -255,7 +255,7 @@ def test_a_stated_size_hides_the_true_one(table, run):
     whole = load(f"csv:{table / 'people.csv'}", schema=table / "schema.json")
     parts = with_test_records(whole, "people.csv")
     counts = [ROWS, len(parts.train), len(parts.test)]
-    secret = re.compile("|".join(rf"(?<![\d.]){count:,}(?![\d.])|(?<![\d.]){count}(?![\d.])" for count in counts))
+    secret = re.compile("|".join(rf"(?<![\w.]){count:,}(?![\w.])|(?<![\w.]){count}(?![\w.])" for count in counts))
     shown = page.stdout + page.stderr + (out / "report.html").read_text()
     texts = {"shown": shown} | {str(file): file.read_bytes().decode("latin-1") for file in published(out)}
     names = {file.name for file in published(out)}

@@ -295,11 +295,11 @@ def test_the_step_is_the_steepest_in_the_norm_that_clips() -> None:
         for name, noisy in told.items():
             assert release.gradients[name].dtype == torch.float32
             torch.testing.assert_close(
-                release.gradients[name].double(), noisy / 10 * metric[name], rtol=1e-6, atol=1e-9
+                release.gradients[name].double(), noisy.double() / 10 * metric[name].double(), rtol=1e-6, atol=1e-9
             )
             found = torch.as_tensor(release.deviations()[name], dtype=torch.float64).expand_as(noisy)
             scales = clipping.now.diagonal[name] if number else torch.ones(())
-            torch.testing.assert_close(found, (metric[name] / scales / 10).expand_as(noisy))
+            torch.testing.assert_close(found.double(), (metric[name] / scales / 10).expand_as(noisy).double(), check_dtype=False)
         clipping = release.clipping
 
 

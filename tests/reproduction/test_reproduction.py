@@ -149,7 +149,7 @@ def test_the_figure_of_the_reversal_is_on_the_page(tmp_path):
     [
         (["abadi-mnist", "--all"], "--all takes no RECIPE"),
         (["abadi-mnist", "--no-run"], "--no-run belongs to --all"),
-        (["--all", "--epsilon", "3"], "--epsilon does not go with --all"),
+        (["--all", "--epsilon", "3"], "--epsilon is not used by --all"),
         ([], "Name what to reproduce, or take --all"),
     ],
 )

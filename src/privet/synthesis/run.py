@@ -118,7 +118,8 @@ def _charged(order: Order, ledger: Ledger, accountant: str) -> PrivateAccuracy |
 
     What is left is counted by the accountant of the method, which is the one of a claim.
     """
-    budget = Budget(order.epsilon, order.delta, ledger.relation, accountant).after(ledger)
+    # The share of the accuracy and the noise of the method were fixed by the order, before anything was released.
+    budget = Budget(order.epsilon, order.delta, ledger.relation, accountant).after(ledger, fixed_beforehand=True)
     planned = PrivateAccuracy.within(order.epsilon, order.delta, ledger.relation)
     try:
         measuring = PrivateAccuracy(max(budget.least(Gaussian), planned.noise_multiplier))
