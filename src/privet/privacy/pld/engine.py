@@ -67,8 +67,11 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
         if left == 0:
             return ceiling
         band = _band(math.log(left))
-        if side and _curve(pairs, side, band, 16 * tolerance, False).epsilon(left) <= worst:
+        if side and (
+            _moment_epsilon(pairs, side, left) <= worst
             # A grid four times as coarse shows already that the other direction is the worse one.
+            or _curve(pairs, side, band, 16 * tolerance, False).epsilon(left) <= worst
+        ):
             continue
         curve = _curve(pairs, side, band, tolerance, False)
         found = curve.epsilon(left)
@@ -173,6 +176,14 @@ def _log(delta: float) -> float:
     return math.log(max(delta, 1e-320))
 
 
+def _moment_epsilon(pairs: Pairs, side: int, delta: float) -> float:
+    """The epsilon that a moment proves on the first grid: soon known, and often enough to see that a side does not matter."""
+    tail = _tail_for(pairs, delta)
+    stack = _side(_grids(pairs, _rounded(_first_step(pairs, tail)), tail), side)
+    left = delta - stack.truncated
+    return best_moment(stack, math.log(left))[1] if left > 0 else math.inf
+
+
 def _guessed_band(pairs: Pairs, epsilon: float, side: int) -> int:
     tail = _tail_for(pairs, 1e-12)
     thin = _thin(_grids(pairs, _rounded(_first_step(pairs, tail)), tail), side)
@@ -249,7 +260,7 @@ def _curve(pairs: tuple[tuple[Pair, int], ...], side: int, band: int, tolerance:
 
 def _far_below(curve: Curve, proved: float, log_top: float, log_bottom: float) -> bool:
     lowest, highest = curve.epsilon(math.exp(log_top)), curve.epsilon(math.exp(log_bottom))
-    return highest <= 0.5 * proved or lowest <= 0.3 * highest
+    return highest <= 0.5 * proved or lowest <= 0.2 * highest
 
 
 def _excess(fine: Curve, coarse: Curve, log_top: float, log_bottom: float, tolerance: float, sharp: bool) -> float:
