@@ -65,11 +65,13 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 
 def total_mu(events: Tally, relation: Relation) -> float:
-    squares = []
+    """The mu of all releases together: the root of the sum of 1/sigma^2, without squaring what is too large or too small."""
+    rates = []
     for leaf, count in events:
         sigma = gaussian_multiplier(leaf, relation)
         assert sigma is not None
-        if sigma == 0:
+        if sigma < 1e-300:
             return math.inf
-        squares.append(count / sigma**2)
-    return math.sqrt(math.fsum(squares))
+        rates.append((1 / sigma, count))
+    largest = max(rate for rate, _ in rates)
+    return largest * math.sqrt(math.fsum(count * (rate / largest) ** 2 for rate, count in rates))

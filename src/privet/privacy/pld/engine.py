@@ -357,7 +357,7 @@ def _tail_for(pairs: Pairs, delta: float) -> float:
     # Not less than is needed: losses too rare to matter for delta would still dominate the moments.
     # A power of two, so that the cells of one run are found again in the cache as the run goes on.
     steps = sum(count for _, count in pairs)
-    return max(1e-300, math.exp2(math.floor(math.log2(_TRUNCATED * delta / steps))))
+    return math.exp2(math.floor(math.log2(max(_TRUNCATED * delta / steps, 1e-300))))
 
 
 def _widest(pairs: Pairs, tail: float) -> float:
