@@ -46,6 +46,9 @@ _BOTTOMS = tuple(
 _NEAR = 2e-3
 """So near to the end of a band, relative to epsilon or delta, the neighboring band is asked too."""
 
+_NEAR_ZERO = 0.02
+"""So small an epsilon, relative to that at the lower end of the band, belongs to a delta near delta(0)."""
+
 
 def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> float:
     """The least epsilon at `delta` that the composed pairs allow, rounded up by about `tolerance` of it.
@@ -78,6 +81,9 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
         if band + 1 < len(_BOTTOMS) and found > (1 - _NEAR) * curve.epsilon(math.exp(_BOTTOMS[band])):
             # Near the end of the band: never more than what the next band says of its larger deltas.
             found = min(found, _curve(pairs, side, band + 1, tolerance, False).epsilon(math.exp(_BOTTOMS[band])))
+        if 0 < found <= _NEAR_ZERO * curve.epsilon(math.exp(_BOTTOMS[band])):
+            # Near delta(0) the curve that is exact in delta decides: from delta(0) on epsilon is 0.
+            found = min(found, _curve(pairs, side, band, TOLERANCE, True).epsilon(left))
         worst = max(worst, found)
     return max(0.0, min(worst, ceiling))
 
