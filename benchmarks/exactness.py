@@ -1,6 +1,6 @@
-"""How exact epsilon(delta) and delta(epsilon) are, from 1e-12 to .9 and near delta(0): against formulas, integrals and peers.
+"""How exact epsilon(delta) and delta(epsilon) are, from 1e-12 to .9 and near delta(0).
 
-Writes results/exactness.json and results/exactness.md.
+Against closed forms, mpmath integrals and dp-accounting. Writes results/exactness.json and results/exactness.md.
 
     PYTHONPATH=src python benchmarks/exactness.py
 
@@ -42,7 +42,7 @@ NEAR = (0.3, 0.7, 0.9, 0.99, 0.999, 1.001)
 """Deltas relative to delta(0)."""
 TOLERANCE = 1e-3
 ROUNDING = 1e-14
-"""The absolute error that delta may have besides: the rounding of an FFT, and shows next to the largest of bounded losses."""
+"""The absolute error that delta may have besides: the rounding of an FFT, seen next to the largest of bounded losses."""
 
 mp.mp.dps = 40
 Truth = Callable[[float], "mp.mpf"]

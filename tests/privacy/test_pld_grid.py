@@ -54,8 +54,12 @@ def test_a_random_part_of_the_grid_is_what_dp_accounting_says():
     cheap = [row for row in GRID if row["steps"] <= 10_000 and row["rate"] >= 1e-3 and row["sigma"] >= 0.5]
     for row in random.SystemRandom().sample(cheap, 12):
         again = make_pld_grid.epsilon(row["rate"], row["sigma"], row["steps"], row["delta"], row["interval"])
-        # One setting is stored as 134.6716, and is 134.6724 each time it is computed here; why, is not known.
-        assert again == pytest.approx(row["epsilon"], rel=1e-6, abs=0.1 * oracle_error(row))
+        # Its FFT is not tilted, so each step leaves about 1e-16 of rounding, which is not small against the smallest deltas.
+        # (rate .7, sigma 2, 1,000 steps, delta 1e-10) is stored as 134.6716 and is 134.6724 here, with the same dp-accounting
+        # 0.6.0: composed masses of about 1e-17 decide it, and they differ from one build of the FFT to another. Setting
+        # negative masses to 0 or not moves it from 134.6710 to 134.6760.
+        rounding = row["steps"] * 1e-16 / row["delta"]
+        assert again == pytest.approx(row["epsilon"], rel=1e-6 + 0.05 * rounding)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr
 
 from privet.privacy.accountants._base import Accountant, Tally
 from privet.privacy.accountants._forms import gaussian_multiplier
@@ -53,21 +53,25 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
+    """Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), and what rounding may take from the difference."""
+    if epsilon == math.inf:
+        return 0.0
     log_first = float(log_ndtr(mu / 2 - epsilon / mu))
     log_second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    if log_second >= log_first:
-        # Rounding: the second term is never the larger. Where mu is tiny the difference is lost; bound it by total variation.
-        return max(0.0, float(2 * ndtr(mu / 2) - 1)) if epsilon == 0 else 0.0
-    return float(-math.exp(log_first) * math.expm1(log_second - log_first))
+    # The logarithms are right to a unit of the last place; their difference may be tiny.
+    rounding = 2.0**-52 * (4 + abs(log_first) + abs(epsilon) + abs(log_second))
+    share = -math.expm1(min(0.0, log_second - log_first))
+    return min(1.0, math.exp(log_first) * (share + rounding))
 
 
 def total_mu(events: Tally, relation: Relation) -> float:
-    squares = []
+    """The mu of all releases together: the root of the sum of 1/sigma^2, without squaring what is too large or too small."""
+    rates = []
     for leaf, count in events:
         sigma = gaussian_multiplier(leaf, relation)
         assert sigma is not None
-        if sigma == 0:
+        if sigma < 1e-300:
             return math.inf
-        squares.append(count / sigma**2)
-    return math.sqrt(math.fsum(squares))
+        rates.append((1 / sigma, count))
+    largest = max(rate for rate, _ in rates)
+    return largest * math.sqrt(math.fsum(count * (rate / largest) ** 2 for rate, count in rates))

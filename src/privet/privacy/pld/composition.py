@@ -107,7 +107,11 @@ def compose(stack: Stack, frame: Frame) -> Curve:
     if skipped + size < support:
         outside += math.exp(min(0.0, stack.log_moment(frame.order) - frame.order * float(losses[-1])))
     masses = np.roll(np.maximum(circle, 0.0), -(skipped % size)) * (1 + ROUNDING * stack.total)
-    centre = float(np.clip(masses @ losses / masses.sum(), losses[0], losses[-1]))
+    # Losses far below 0 are never asked for; one point below 0 is kept.
+    begin = max(0, int(np.searchsorted(losses, 0.0)) - 1)
+    losses, masses = losses[begin:], masses[begin:]
+    weight = float(masses.sum())
+    centre = float(np.clip(masses @ losses / weight, losses[0], losses[-1])) if weight > 0 else float(losses[-1])
     exponent = at * (centre - losses)
     weights = masses * np.exp(np.clip(exponent, -700.0, 700.0))
     above = np.cumsum(weights[::-1])[::-1]
@@ -123,10 +127,11 @@ def compose(stack: Stack, frame: Frame) -> Curve:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """At most about `_MOST_KEPT` points, and one below 0: chords between fewer points are bounds too."""
-    begin = max(0, int(np.searchsorted(curve.epsilons, 0.0)) - 1)
-    count = len(curve.epsilons) - begin
-    kept = np.unique(np.append(np.arange(begin, begin + count, -(-count // _MOST_KEPT)), begin + count - 1))
+    """At most about `_MOST_KEPT` points: chords between fewer points are bounds too."""
+    count = len(curve.epsilons)
+    if count <= _MOST_KEPT:
+        return curve
+    kept = np.unique(np.append(np.arange(0, count, -(-count // _MOST_KEPT)), count - 1))
     return replace(curve, epsilons=curve.epsilons[kept], deltas=curve.deltas[kept])
 
 

@@ -32,6 +32,7 @@ from privet.privacy.pld.pairs import (
 from privet.privacy.relations import Relation
 
 _LARGEST_MU = 6.0
+_LEAST_NOISE, _MOST_NOISE = 1e-60, 1e60
 
 
 class NoPairError(Exception):
@@ -47,6 +48,8 @@ def pairs_of(event: Event, relation: Relation) -> list[tuple[Pair, int]]:
     reason = why_not_inside(event)
     if reason is not None:
         raise NoPairError(reason)
+    if _costs_nothing(event, relation):
+        return []
     match bare(event):
         case PoissonSampled(rate=rate, event=inner):
             return _poisson(inner, rate, relation)
@@ -75,9 +78,18 @@ def _gaussian(sigma: float) -> list[tuple[Pair, int]]:
 
 
 def _mu(sigma: float) -> float:
-    if sigma == 0:
+    """1/sigma, within what can be squared: less noise than that is none, and more is counted as that much."""
+    if sigma < _LEAST_NOISE:
         raise UnboundedError
-    return 1 / sigma
+    return 1 / min(sigma, _MOST_NOISE)
+
+
+def _costs_nothing(event: Event, relation: Relation) -> bool:
+    """Whether what is released does not depend on any record."""
+    inner = bare(event)
+    if isinstance(inner, PoissonSampled) or (isinstance(inner, FixedSizeSampled) and relation is Relation.REPLACE_ONE):
+        inner = inner.event
+    return pure_epsilon(inner, relation) == 0
 
 
 def _single(event: Event, relation: Relation) -> Pair:

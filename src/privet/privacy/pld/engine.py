@@ -46,6 +46,9 @@ _BOTTOMS = tuple(
 _NEAR = 2e-3
 """So near to the end of a band, relative to epsilon or delta, the neighboring band is asked too."""
 
+_NEAR_ZERO = 0.02
+"""So small an epsilon, relative to that at the lower end of the band, belongs to a delta near delta(0)."""
+
 
 def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> float:
     """The least epsilon at `delta` that the composed pairs allow, rounded up by about `tolerance` of it.
@@ -67,14 +70,20 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
         if left == 0:
             return ceiling
         band = _band(math.log(left))
-        if side and _curve(pairs, side, band, 16 * tolerance, False).epsilon(left) <= worst:
+        if side and (
+            _moment_epsilon(pairs, side, left) <= worst
             # A grid four times as coarse shows already that the other direction is the worse one.
+            or _curve(pairs, side, band, 16 * tolerance, False).epsilon(left) <= worst
+        ):
             continue
         curve = _curve(pairs, side, band, tolerance, False)
         found = curve.epsilon(left)
         if band + 1 < len(_BOTTOMS) and found > (1 - _NEAR) * curve.epsilon(math.exp(_BOTTOMS[band])):
             # Near the end of the band: never more than what the next band says of its larger deltas.
             found = min(found, _curve(pairs, side, band + 1, tolerance, False).epsilon(math.exp(_BOTTOMS[band])))
+        if 0 < found <= _NEAR_ZERO * curve.epsilon(math.exp(_BOTTOMS[band])):
+            # Near delta(0) the curve that is exact in delta decides: from delta(0) on epsilon is 0.
+            found = min(found, _curve(pairs, side, band, TOLERANCE, True).epsilon(left))
         worst = max(worst, found)
     return max(0.0, min(worst, ceiling))
 
@@ -178,6 +187,14 @@ def _log(delta: float) -> float:
     return math.log(max(delta, 1e-320))
 
 
+def _moment_epsilon(pairs: Pairs, side: int, delta: float) -> float:
+    """The epsilon that a moment proves on the first grid: soon known, and often enough to see that a side does not matter."""
+    tail = _tail_for(pairs, delta)
+    stack = _side(_grids(pairs, _rounded(_first_step(pairs, tail)), tail), side)
+    left = delta - stack.truncated
+    return best_moment(stack, math.log(left))[1] if left > 0 else math.inf
+
+
 def _guessed_band(pairs: Pairs, epsilon: float, side: int) -> int:
     tail = _tail_for(pairs, 1e-12)
     thin = _thin(_grids(pairs, _rounded(_first_step(pairs, tail)), tail), side)
@@ -254,7 +271,7 @@ def _curve(pairs: tuple[tuple[Pair, int], ...], side: int, band: int, tolerance:
 
 def _far_below(curve: Curve, proved: float, log_top: float, log_bottom: float) -> bool:
     lowest, highest = curve.epsilon(math.exp(log_top)), curve.epsilon(math.exp(log_bottom))
-    return highest <= 0.5 * proved or lowest <= 0.3 * highest
+    return highest <= 0.5 * proved or lowest <= 0.2 * highest
 
 
 def _excess(fine: Curve, coarse: Curve, log_top: float, log_bottom: float, tolerance: float, sharp: bool) -> float:
@@ -351,7 +368,7 @@ def _tail_for(pairs: Pairs, delta: float) -> float:
     # Not less than is needed: losses too rare to matter for delta would still dominate the moments.
     # A power of two, so that the cells of one run are found again in the cache as the run goes on.
     steps = sum(count for _, count in pairs)
-    return max(1e-300, math.exp2(math.floor(math.log2(_TRUNCATED * delta / steps))))
+    return math.exp2(math.floor(math.log2(max(_TRUNCATED * delta / steps, 1e-300))))
 
 
 def _widest(pairs: Pairs, tail: float) -> float:
