@@ -68,9 +68,7 @@ def test_all_records_are_protected_and_the_accuracy_has_noise(protected):
     assert 2.9 < ledger.spent(record.delta).epsilon <= 3
     assert "NOT PROTECTED" not in page.output
     assert all(epoch.accuracy is None for epoch in record.history)
-    assert "with noise of 6.222 on each count, which the ledger holds" in page.stdout.replace(
-        "\N{NO-BREAK SPACE}", " "
-    )
+    assert "with noise of 6.222 on each count, which the ledger holds" in page.stdout.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_accuracy_stands_beside_the_share_of_the_largest_class(protected):
