@@ -30,7 +30,7 @@ def test_they_are_computed_once_and_then_read(tmp_path):
     made = compute_features(data, transform, "halved", cache=tmp_path, progress=lambda *told: shown.append(told))
     assert torch.equal(made.train.inputs, data.train.tensors[0].flatten(1) / 2)
     assert torch.equal(made.test.labels, data.test.labels)
-    assert shown[-1] == ("Features", 320, 320)
+    assert shown[-1] == ("Features", 100, 100)
     seen = transform.seen
     again = compute_features(data, transform, "halved", cache=tmp_path)
     assert transform.seen == seen
