@@ -285,3 +285,31 @@ def test_no_exact_figure_of_private_records_is_published(run):
     internal = (out / "report.html").read_text()
     assert "This page is internal" in internal
     assert "NOT PROTECTED" not in internal + page.output
+
+
+@pytest.mark.parametrize(
+    "content", [f"{TEXT} {NUMBER}".encode(), b"", b"\x93NUMPY\x01\x00\x76\x00" + f"{{{TEXT}: ({ROWS},".encode()]
+)
+def test_damaged_features_are_not_quoted(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from privet.data import compute_features
+
+    monkeypatch.setenv("PRIVET_DATA", str(tmp_path))
+    digits = load("digits")
+    compute_features(digits, lambda rows: rows.flatten(1), "flat")
+    for file in tmp_path.rglob("*.npy"):
+        file.write_bytes(content)
+    with pytest.raises(PrivetError, match="delete it, and the features are computed again") as caught:
+        compute_features(digits, lambda rows: rows.flatten(1), "flat")
+    assert not found("".join(traceback.format_exception(caught.value)).replace(str(tmp_path), ""))
+
+
+@pytest.mark.parametrize("name", ["synthetic.npz", "train.csv"])
+def test_a_damaged_release_is_not_quoted(name: str, tmp_path: Path) -> None:
+    from privet.synthesis import read_release
+
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / name).write_text(f"{TEXT},{NUMBER}\n{TEXT},{NUMBER}\n")
+    (tmp_path / "release" / "schema.json").write_text(json.dumps(SCHEMA))
+    with pytest.raises(PrivetError) as caught:
+        read_release(tmp_path)
+    assert not found("".join(traceback.format_exception(caught.value)).replace(str(tmp_path), ""))

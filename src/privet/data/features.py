@@ -91,5 +91,8 @@ def _compute(
 
 
 def _mapped(path: Path) -> Tensor:
-    # Copy on write: nothing that is done to the tensor reaches the file.
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
+    try:
+        # Copy on write: nothing that is done to the tensor reaches the file.
+        return torch.from_numpy(np.load(path, mmap_mode="c"))
+    except (OSError, ValueError, EOFError, TypeError):  # numpy's message may quote the file
+        raise InputError(f"{path} is damaged: delete it, and the features are computed again.") from None
