@@ -295,3 +295,54 @@ def test_digits_above_ninety_percent_under_a_real_budget() -> None:
     x, y = digits.test.tensors
     assert float((model(x).argmax(1) == y).double().mean()) > 0.9
     assert private.spent().epsilon <= 8.0
+
+
+@pytest.mark.parametrize("loss", ["mean", "divided", "sum", "vector"])
+def test_half_precision_does_not_let_the_size_of_a_batch_round_all_gradients(loss: str) -> None:
+    """Records that are all alike are rounded alike: were it by the size of the batch, one of 2,000 would move the sum by twice
+    its own length."""
+
+    def total(records: int) -> Tensor:
+        model = nn.Linear(4, 3)
+        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=2000.0)
+        private = privet.make_private(
+            model,
+            optimizer,
+            TensorDataset(torch.full((records, 4), 0.7), torch.zeros(records, dtype=torch.int64)),
+            batch_size=2000,
+            public_size=2000,
+            steps=1,
+            delta=1e-9,
+            noise_multiplier=1e-9,
+            max_grad_norm=2.0,
+            seed=0,
+        )
+        for x, y in private.batches():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+            if loss == "vector":
+                private.step(losses)
+                continue
+            divisor = len(x) if loss == "divided" else 1
+            (losses.mean() if loss == "mean" else losses.sum() / divisor).backward()
+            optimizer.step()
+        return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+    whole = total(2000)
+    assert all(
+        float((whole - total(2000 - less)).norm()) / less < 1.001 * float(whole.norm()) / 2000 for less in (1, 2, 3)
+    )
+
+
+def test_a_mean_in_half_precision_is_refused() -> None:
+    model = nn.Linear(4, 3).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.rand(20, 4).bfloat16(), torch.zeros(20, dtype=torch.int64))
+    settings = {"batch_size": 10, "steps": 1, "delta": 1e-3, "noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    private = privet.make_private(model, optimizer, data, **settings)
+    with pytest.raises(PrivetError, match="mean in half precision"):
+        for x, y in private.batches():
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert len(private.ledger) == 0

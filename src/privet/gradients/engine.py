@@ -82,6 +82,7 @@ class Engine:
         self._doubts: tuple[str, ...] = ()
         self._buffers: list[tuple[str, nn.Module, str]] = []
         self._explained: list[tuple[str, str, str, int, str]] | None = None
+        self._raised: list[Any] = []
 
     # --- attaching --------------------------------------------------------------------------------------------------
 
@@ -192,7 +193,8 @@ class Engine:
             self.divisors = tuple(finished.divisors)
         finished.closed = True
         self._doubts = tuple(finished.doubts)
-        scale = float(finished.records) if finished.reduction == "mean" and finished.records else 1.0
+        divided = finished.reduction == "mean" and not self._is_raised(finished)
+        scale = float(finished.records) if divided and finished.records else 1.0
         gradients = PerExampleGradients(self._recorder, finished, scale)
         grade = "alone" if finished.alone else "assumed" if finished.doubts else "followed"
         self._explained = [
@@ -437,6 +439,33 @@ class Engine:
             self._pass.pending = self._how_it_joins(tensors_in(roots), place, args, kwargs)
         except UnknownReductionError as error:
             self._pass.pending = error  # it may be of another model: then it does not matter
+        while self._raised:
+            self._raised.pop().remove()
+        if self._pass.pending == "mean" and self._is_raised(self._pass) and place == 1:
+            means = [root for root in tensors_in(roots) if root.requires_grad]
+            if self._pass.records > 1 and any(mean.element_size() < 4 for mean in means):
+                self._pass.pending = UnknownReductionError(
+                    f"The loss is a mean in half precision, which rounds all gradients as the size of the batch decides: take "
+                    f"the mean of losses.float(). {PER_RECORD}"
+                )
+                return
+            self._raise(means, self._pass.records)
+
+    @staticmethod
+    def _is_raised(given: Pass) -> bool:
+        """Whether the gradient of a mean starts at the number of records, so that each record's is that of its own loss.
+
+        A mean divides by the size of the batch. In half precision all gradients would then be rounded as that size decides.
+        """
+        return not given.trusting and not given.public
+
+    def _raise(self, means: list[Tensor], records: int) -> None:
+        def raised(gradient: Tensor) -> Tensor:
+            with torch._C.DisableTorchFunction():
+                return gradient * records
+
+        with torch._C.DisableTorchFunction():
+            self._raised += [mean.register_hook(raised) for mean in means]
 
     def _how_it_joins(
         self, roots: list[Tensor], place: int, args: tuple[Any, ...], kwargs: dict[str, Any]

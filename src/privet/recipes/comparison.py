@@ -171,6 +171,7 @@ def measure(
 def _measure(
     comparison: Comparison, dataset: Dataset, line: Line, seed: int, key: str, on_step: OnStep | None
 ) -> Measured:
+    dataset.train.require_records("A comparison of residual networks")
     generator = torch.Generator().manual_seed(seed)
     inputs, labels = _drawn(comparison, dataset.train, generator)
     test = Split(_shrunk(dataset.test.tensors[0], comparison.shrink), dataset.test.labels)
