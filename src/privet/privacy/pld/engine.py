@@ -45,7 +45,6 @@ _BOTTOMS = tuple(
 """ln delta at the lower ends of the bands. All deltas of a band are read from one curve, so that they are in order."""
 _NEAR = 2e-3
 """So near to the end of a band, relative to epsilon or delta, the neighboring band is asked too."""
-
 _NEAR_ZERO = 0.02
 """So small an epsilon, relative to that at the lower end of the band, belongs to a delta near delta(0)."""
 
@@ -84,6 +83,7 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
         if 0 < found <= _NEAR_ZERO * curve.epsilon(math.exp(_BOTTOMS[band])):
             # Near delta(0) the curve that is exact in delta decides: from delta(0) on epsilon is 0.
             found = min(found, _curve(pairs, side, band, TOLERANCE, True).epsilon(left))
+            found = 0.0 if _one_side(pairs, np.zeros(1), side, np.zeros(1))[0] <= left else found
         worst = max(worst, found)
     return max(0.0, min(worst, ceiling))
 
