@@ -54,7 +54,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "made_by": f"Privet {record.environment.get('privet', '')}".strip(),
         "method": record.method,
         "privacy": _privacy(record, ledger, spent),
-        "accesses": [_access(event, count) for event, count in ledger],
+        "accesses": [_access(event, count, ledger.unit) for event, count in ledger],
         "other_runs": _other_runs(record, ledger),
         "assumptions": _assumptions(record, spent),
         "attacks": [_attack(record, record.attack)] if record.attack else [],
@@ -108,8 +108,8 @@ def _calibration(record: RunRecord, ledger: Ledger, spent: Spent) -> str:
     return "which calibrated the noise" if record.accountant != "pld" else ""
 
 
-def _access(event: Any, count: int) -> dict[str, Any]:
-    said = words.describe(event)
+def _access(event: Any, count: int, unit: str) -> dict[str, Any]:
+    said = words.describe(event, unit.split()[0])
     return {"count": count, "what": said, "event": event.to_dict(), **guarantee_to_dict(event.guarantee)}
 
 

@@ -79,7 +79,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         others=record.others or (),
         together=str(total) if total is not None else "",
         figures=_figures(record, spent, limit, standing, way),
-        entries=[_entry(number, event, count) for number, (event, count) in enumerate(ledger, 1)],
+        entries=[_entry(number, event, count, ledger.unit) for number, (event, count) in enumerate(ledger, 1)],
         head=ledger.head,
         caveats=_caveats(record, spent),
         command=shlex.join(record.command),
@@ -221,8 +221,8 @@ def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Stan
     return {name: Markup(drawing) for name, drawing in drawn.items()}
 
 
-def _entry(number: int, event: Any, count: int) -> Entry:
-    sentence = words.describe(event)
+def _entry(number: int, event: Any, count: int, unit: str) -> Entry:
+    sentence = words.describe(event, unit.split()[0])
     return Entry(number, sentence[0].upper() + sentence[1:] + ".", count, words.standing(event.guarantee))
 
 

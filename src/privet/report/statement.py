@@ -58,6 +58,9 @@ def meaning(record: RunRecord, spent: Spent) -> str:
     if shown.kind == "open":
         return f"Nothing limits what the {what} may reveal about a {spent.unit}."
     found = spent.meaning
+    inside, outside = f"those whose {spent.unit} was", f"those whose {spent.unit} was not used"
+    if spent.unit == "user":
+        inside, outside = "those who were", "the users who were not in"
     if shown.vacuous:
         nothing = {
             "claimed": "Even if the claim held, it would promise",
@@ -66,17 +69,17 @@ def meaning(record: RunRecord, spent: Spent) -> str:
         few = VACUOUS_FALSE_POSITIVES
         return (
             f"{nothing.get(shown.kind, 'It promises')} nothing in practice: it allows an attacker who has the {what}, and who "
-            f"wrongly names {words.odds(few)} of those whose {spent.unit} was not used, to find up to "
-            f"{words.share_at_most(found.true_positive_rate(few))} of those whose {spent.unit} was. "
+            f"wrongly names {words.odds(few)} of {outside}, to find up to "
+            f"{words.share_at_most(found.true_positive_rate(few))} of {inside}. "
             f"Treat the {what} like the records themselves."
         )
     lead = {"claimed": "If the claim held, it would mean: an", "assumed": "If its assumptions hold: an"}.get(
         shown.kind, "An"
     )
     return (
-        f"{lead} attacker who has the {what} and knows everything else, and who wrongly names {words.share(0.01)} of those "
-        f"whose {spent.unit} was not used, finds at most {words.share_at_most(found.true_positive_rate(0.01))} of those "
-        f"whose {spent.unit} was. Whoever thought it {words.share(0.5)} likely that a given {spent.unit} was used thinks it at "
+        f"{lead} attacker who has the {what} and knows everything else, and who wrongly names {words.share(0.01)} of "
+        f"{outside}, finds at most {words.share_at_most(found.true_positive_rate(0.01))} of "
+        f"{inside}. Whoever thought it {words.share(0.5)} likely that a given {spent.unit} was used thinks it at "
         f"most {words.share_at_most(found.posterior(0.5))} likely afterwards, except with probability "
         f"{words.odds(found.failure)}."
     )
@@ -133,11 +136,13 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
         ),
         (
             "Other units.",
-            f"One {spent.unit} is protected. Somebody who is in several is protected less.",
+            "One user is protected with all their records. Users who belong together, as a family does, are protected less."
+            if spent.unit == "user"
+            else f"One {spent.unit} is protected. Somebody who is in several is protected less.",
         ),
         (
             "Facts about everybody.",
-            f"What the {what} says about people in general, it also says about those whose {spent.unit} was not used.",
+            f"What the {what} says about people in general, it also says about those who were not in the data.",
         ),
     ]
     if said := delta_warning(spent.delta, record.data.protected_records, spent.unit):

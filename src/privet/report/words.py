@@ -80,45 +80,47 @@ def standing(guarantee: Guarantee, *, vacuous: bool = False) -> Standing:
     return Standing(found.kind, title, mark, explanation, vacuous=True)
 
 
-def describe(event: Event) -> str:
-    """What was done to the data, as the rest of a sentence."""
+def describe(event: Event, unit: str = "record") -> str:
+    """What was done to the data, as the rest of a sentence; `unit` is what is protected: a record, a user."""
     match event:
         case PoissonSampled(rate=rate, event=inner):
-            return f"from a random sample that holds each record with probability {share(rate)}, {describe(inner)}"
+            return (
+                f"from a random sample that holds each {unit} with probability {share(rate)}, {describe(inner, unit)}"
+            )
         case PaddedPoisson(rate=rate, rows=rows, event=inner):
-            sample = f"each record with probability {share(rate)}, filled up with dummies to {rows:,} rows"
-            return f"from a random sample that holds {sample}, {describe(inner)}"
+            sample = f"each {unit} with probability {share(rate)}, filled up with dummies to {rows:,} rows"
+            return f"from a random sample that holds {sample}, {describe(inner, unit)}"
         case FixedSizeSampled(size=size, examples=examples, event=inner):
-            return f"from {size:,} of {examples:,} records drawn at random, {describe(inner)}"
+            return f"from {size:,} of {examples:,} {unit}s drawn at random, {describe(inner, unit)}"
         case ShuffledEpoch(batches=batches, event=inner):
-            return f"from each of {batches:,} disjoint shuffled batches, {describe(inner)}"
+            return f"from each of {batches:,} disjoint shuffled batches, {describe(inner, unit)}"
         case Repeated(event=inner, count=count):
-            return f"{times(count)}: {describe(inner)}"
+            return f"{times(count)}: {describe(inner, unit)}"
         case Composed(events=events):
-            return "; and ".join(describe(inner) for inner in events)
+            return "; and ".join(describe(inner, unit) for inner in events)
         case Under(event=inner, basis=Claimed(by=by)):
-            return f"{describe(inner)}, as {by} claims"
+            return f"{describe(inner, unit)}, as {by} claims"
         case Adaptive(event=inner):
-            return f"{describe(inner)}, chosen after earlier releases were seen"
+            return f"{describe(inner, unit)}, chosen after earlier releases were seen"
         case Under(event=inner):
-            return describe(inner)
-    return _release(event)
+            return describe(inner, unit)
+    return _release(event, unit)
 
 
-def _release(event: Event) -> str:
+def _release(event: Event, unit: str) -> str:
     match event:
         case Gaussian(noise_multiplier=noise):
-            return f"a sum in which one record counts for at most C, plus Gaussian noise of {number(noise)} C"
+            return f"a sum in which one {unit} counts for at most C, plus Gaussian noise of {number(noise)} C"
         case Laplace(noise_multiplier=noise):
-            return f"a sum in which one record counts for at most C, plus Laplace noise of scale {number(noise)} C"
+            return f"a sum in which one {unit} counts for at most C, plus Laplace noise of scale {number(noise)} C"
         case IsotropicL2(noise_multiplier=noise, dimension=dimension):
             size = f"of scale {number(noise)} C in {dimension:,} dimensions"
-            return f"a sum in which one record counts for at most C, plus isotropic L2 noise {size}"
+            return f"a sum in which one {unit} counts for at most C, plus isotropic L2 noise {size}"
         case GroupedL2(rates=rates):
             groups = f"{len(rates):,} group" + ("" if len(rates) == 1 else "s")
-            return f"a sum in which one record counts for at most C, plus L2 noise in {groups} of coordinates"
+            return f"a sum in which one {unit} counts for at most C, plus L2 noise in {groups} of coordinates"
         case CovarianceRelease(noise_multiplier=noise):
-            return f"the second moments of records of length at most 1, plus Gaussian noise of {number(noise)}"
+            return f"the second moments of {unit}s of length at most 1, plus Gaussian noise of {number(noise)}"
         case NoisyVotes(noise_multiplier=noise, noise=kind):
             return f"a count of teachers' votes, plus {kind.capitalize()} noise of {number(noise)} votes"
         case NoisyTopCount(noise_multiplier=noise):
