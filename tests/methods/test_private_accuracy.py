@@ -111,7 +111,7 @@ def test_a_training_after_the_charge_stays_within_epsilon() -> None:
     measuring, ledger = PrivateAccuracy.within(3.0, 1e-5), Ledger()
     measuring.charge(ledger)
     budget = Budget(3.0, 1e-5)
-    alone, after = (b.noise_multiplier(0.01, 1000) for b in (budget, budget.after(ledger)))
+    alone, after = (b.noise_multiplier(0.01, 1000) for b in (budget, budget.after(ledger, fixed_beforehand=True)))
     assert alone < after < 1.02 * alone  # what it costs the training
     ledger.record(PoissonSampled(0.01, Gaussian(after)), 1000)
     assert ledger.spent(1e-5).epsilon <= 3.0

@@ -181,7 +181,10 @@ def _told(stage: Stage, record: RunRecord, ledger: Ledger, place: str) -> Stage:
     inner = _innermost(event)
     if stage == _RECORDS:
         name = record.data.name if len(record.data.name) <= LONGEST_NAME else f"{record.data.name[:LONGEST_NAME]}…"
-        return replace(stage, detail=f"{record.data.training_records:,} of {name}")
+        whose = "users of " if record.data.unit == "user" else "of "
+        return replace(stage, detail=f"{record.data.training_records:,} {whose}{name}")
+    if stage == _CLIPPED and record.data.unit == "user":
+        return replace(stage, detail="no user's gradient is longer than C")
     if stage == _SAMPLE and isinstance(event, PoissonSampled):
         return replace(stage, detail=f"each with probability {share(event.rate)}")
     if stage.title.startswith("A step") and not stage.detail:
