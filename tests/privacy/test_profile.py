@@ -120,3 +120,19 @@ def test_infinite_losses_are_counted_once_and_exactly():
     assert PLD.delta(event, 1.0) == pytest.approx(all_of_it, rel=1e-9)
     assert PLD.epsilon(event, all_of_it + 1e-13) > 0.9
     assert PLD.delta(ApproximateDP(0.1, 0.01) * 10, 5.0) == pytest.approx(1 - 0.99**10, rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", [2, 30])
+def test_from_delta_zero_on_epsilon_is_zero_where_losses_range_over_many_scales(steps):
+    event = PoissonSampled(1e-5, Gaussian(0.3)) * steps
+    start = PLD.delta(event, 0.0)
+    assert PLD.epsilon(event, start) == 0
+    assert 0 < PLD.epsilon(event, 0.99 * start) <= PLD.epsilon(event, 0.9 * start) < 1e-3
+
+
+def test_noise_of_any_size_and_events_that_cost_nothing():
+    assert PLD.epsilon(Gaussian(1e-300), 1e-5) == math.inf
+    assert PLD.epsilon(Gaussian(1e300), 1e-5) == 0 < PLD.delta(Gaussian(1e300), 0.0) < 1e-14
+    assert PLD.epsilon(PoissonSampled(0.1, Gaussian(1e300)) * 5, 1e-5) == 0
+    assert PLD.epsilon(PureEpsilon(0.0) * 5 + PoissonSampled(0.1, PureEpsilon(0.0)), 0.0) == 0
+    assert PLD.epsilon(STEPS, 5e-324) > 10

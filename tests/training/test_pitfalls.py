@@ -553,6 +553,16 @@ def test_what_a_ledger_holds_already_counts() -> None:
     assert made[2].steps_done < alone and made[2].spent().epsilon <= 2.0
 
 
+def test_a_run_after_other_releases_assumes_a_plan_unless_it_is_stated() -> None:
+    ledger = Ledger()
+    ledger.record(CovarianceRelease(3.0))
+    assumed = make(noise_multiplier=2.0, epsilon=None, steps=2, ledger=ledger)[2]
+    stated = make(noise_multiplier=2.0, epsilon=None, steps=2, ledger=ledger, fixed_beforehand=True)[2]
+    assert "was planned before the earlier releases" in str(assumed.plan.event.guarantee)
+    assert "was planned before" not in str(stated.plan.event.guarantee)
+    assert "was planned before" not in str(make(noise_multiplier=2.0, epsilon=None, steps=2)[2].plan.event.guarantee)
+
+
 def test_what_others_record_in_the_meantime_counts() -> None:
     model, optimizer, private = make(noise_multiplier=None, epsilon=2.0, steps=10)
     with pytest.raises(BudgetExhausted, match="Step 6 of 10"):

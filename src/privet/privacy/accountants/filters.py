@@ -27,7 +27,7 @@ class Filter(Accountant):
         relation: the neighbors for which the limit was kept.
 
     Formal guarantees: if order and limit were fixed before any release, and the releases stay within the limit whatever they
-    show, then everything together has at most that divergence (Feldman and Zrnic 2021, theorem 4.3), or is at least as private as
+    show, then everything together has at most that divergence (Feldman and Zrnic 2021), or is at least as private as
     one Gaussian release of that mu (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). Composing losses numerically
     (PLD) has no such theorem, so it is not used.
     """

@@ -214,7 +214,10 @@ class ReplacedPoissonGaussianPair:
 
 @dataclass(frozen=True)
 class ReplacedSamplePair:
-    """Replacing one record under sampling without replacement, or Poisson sampling, of any mechanism.
+    """Replacing one record under sampling without replacement of any mechanism, or under Poisson sampling of a listed one.
+
+    For Poisson sampling the mechanism must be bounded for removing a record too, by no more than for replacing one:
+    `accountants._sampling` lists those that are.
 
     Formal guarantees: for e^epsilon >= 1 the hockey-stick divergence is at most that of ((1-q) Q + q P, Q), where (P, Q)
     dominates the mechanism for replacing one record (Balle, Barthe and Gaboardi 2018, theorems 9 and 10; Zhu, Dong and Wang
