@@ -299,7 +299,9 @@ def test_the_step_is_the_steepest_in_the_norm_that_clips() -> None:
             )
             found = torch.as_tensor(release.deviations()[name], dtype=torch.float64).expand_as(noisy)
             scales = clipping.now.diagonal[name] if number else torch.ones(())
-            torch.testing.assert_close(found.double(), (metric[name] / scales / 10).expand_as(noisy).double(), check_dtype=False)
+            torch.testing.assert_close(
+                found.double(), (metric[name] / scales / 10).expand_as(noisy).double(), check_dtype=False
+            )
         clipping = release.clipping
 
 
