@@ -335,14 +335,38 @@ def test_half_precision_does_not_let_the_size_of_a_batch_round_all_gradients(los
     )
 
 
-def test_a_mean_in_half_precision_is_refused() -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y: F.cross_entropy(out, y),
+        lambda out, y: F.cross_entropy(out, y).float(),
+        lambda out, y: F.cross_entropy(out, y, reduction="none").mean().float(),
+        lambda out, y: F.cross_entropy(out, y, reduction="sum") / len(y),
+        lambda out, y: F.mse_loss(out, torch.zeros_like(out)),
+    ],
+)
+def test_a_mean_in_half_precision_is_refused(loss: Any) -> None:
     model = nn.Linear(4, 3).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.rand(20, 4).bfloat16(), torch.zeros(20, dtype=torch.int64))
     settings = {"batch_size": 10, "steps": 1, "delta": 1e-3, "noise_multiplier": 1.0, "max_grad_norm": 1.0}
     private = privet.make_private(model, optimizer, data, **settings)
-    with pytest.raises(PrivetError, match="mean in half precision"):
+    with pytest.raises(PrivetError, match="mean over the records in half precision"):
         for x, y in private.batches():
-            nn.functional.cross_entropy(model(x), y).backward()
+            loss(model(x), y).backward()
             optimizer.step()
     assert len(private.ledger) == 0
+
+
+@pytest.mark.parametrize("float_first", [True, False])
+def test_other_losses_of_a_model_in_half_precision_are_trained(float_first: bool) -> None:
+    model = nn.Linear(4, 3).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.rand(20, 4).bfloat16(), torch.zeros(20, dtype=torch.int64))
+    settings = {"batch_size": 10, "steps": 2, "delta": 1e-3, "noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    private = privet.make_private(model, optimizer, data, **settings)
+    for x, y in private.batches():
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        (losses.float().mean() if float_first else losses.sum()).backward()
+        optimizer.step()
+    assert len(private.ledger) == 2

@@ -273,6 +273,13 @@ def test_every_form_of_a_key_gives_the_same_users(key: object) -> None:
     assert holdings.owners.tolist() == OWNERS
 
 
+def test_users_are_numbered_by_their_first_example_in_every_form() -> None:
+    """A run is continued with the same users, whether they are given as a list or as a vector."""
+    keys = [7, 7, 3, -1, 3, 7, 2**40]
+    for key in (keys, torch.tensor(keys), np.array(keys), [str(name) for name in keys], torch.tensor(keys).double()):
+        assert Users.of(key).found_in(keys).owners.tolist() == [0, 0, 1, 2, 1, 0, 3]
+
+
 class NotAvailable:
     """As the missing value of a data frame: nobody can say whether it is itself."""
 

@@ -19,7 +19,10 @@ Key = Tensor | np.ndarray[Any, Any] | Sequence[Hashable] | Callable[[int], Hasha
 
 
 def owners_of(key: Key, dataset: Any) -> Tensor:
-    """The number of each example's user, from 0 on; `dataset` has a length, and perhaps columns."""
+    """The number of each example's user, from 0 on in the order of their first examples.
+
+    `dataset` has a length, and perhaps columns.
+    """
     if isinstance(key, str):
         key = _column(key, dataset)
     if callable(key):
@@ -44,7 +47,8 @@ def owners_of(key: Key, dataset: Any) -> Tensor:
             raise _nobody()
         key = key.data
     if isinstance(key, np.ndarray) and key.dtype.kind in "iu":
-        return torch.from_numpy(np.unique(key, return_inverse=True)[1].astype(np.int64).reshape(-1))
+        _, first, users = np.unique(key, return_index=True, return_inverse=True)
+        return torch.from_numpy(first.argsort().argsort()[users.reshape(-1)].astype(np.int64))
     names = [_checked(name) for name in key]
     if len({_kind(name) for name in names}) > 1:
         raise InputError(

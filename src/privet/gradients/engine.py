@@ -443,12 +443,6 @@ class Engine:
             self._raised.pop().remove()
         if self._pass.pending == "mean" and self._is_raised(self._pass) and place == 1:
             means = [root for root in tensors_in(roots) if root.requires_grad]
-            if self._pass.records > 1 and any(mean.element_size() < 4 for mean in means):
-                self._pass.pending = UnknownReductionError(
-                    f"The loss is a mean in half precision, which rounds all gradients as the size of the batch decides: take "
-                    f"the mean of losses.float(). {PER_RECORD}"
-                )
-                return
             self._raise(means, self._pass.records)
 
     @staticmethod

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from privet.errors import PrivetError
-from privet.gradients.layout import UNKNOWN, position, stride_at
+from privet.gradients.layout import MEAN, UNKNOWN, position, stride_at
 from privet.gradients.marks import Derived, Mark, Pass, mark_of, set_mark
 from privet.gradients.source_line import source_line
 from privet.gradients.vocabulary import is_custom, tensors_in
@@ -171,9 +171,19 @@ class Knowledge:
             why = why or self.current.escaped
         if self.records == 1 and stride < UNKNOWN:
             stride = 0  # one record owns everything
+        why = why or self.doubt_of_mean(out, stride)
         if why and not self.current.assume:
             stride = UNKNOWN
         set_mark(out, Mark(self.current.token, stride, why))
+
+    def doubt_of_mean(self, out: Tensor, stride: int) -> str:
+        """Why a mean over the records cannot be trusted: in half precision not even a division by their number is exact."""
+        if stride != MEAN or self.current_trusts() or out.element_size() >= 4:
+            return ""
+        return (
+            "a mean over the records in half precision rounds all gradients as the size of the batch decides; take the mean of "
+            "losses.float()"
+        )
 
     def note_derived(self, out: Tensor, sources: tuple[Tensor, ...], expanded: Tensor | None = None) -> None:
         assert self.current is not None

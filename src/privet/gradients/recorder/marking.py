@@ -65,6 +65,7 @@ class Marking(Knowledge):
                     current.escaped = f"the shape of the result of `{name}` depends on the records{self._where()}"
             if stride != UNKNOWN and first >= 0 and not current.trusting and not doubt:
                 doubt = self._place_of_constants(name, moved, stride)
+            doubt = doubt or self.doubt_of_mean(tensor, stride)
             if current.escaped and tensor.requires_grad:
                 doubt = doubt or current.escaped
             if doubt and current.assume and stride == UNKNOWN:
