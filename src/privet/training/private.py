@@ -313,7 +313,11 @@ class Private:
                 self._part, self._batch, self._waiting = _NOBODY, trial, set(self.optimizers)
                 yield trial
                 self.engine.set_quiet(True)
-                self._check_used()
+                if isinstance(self._rehearsal, AloneRehearsal) and len(self._waiting) == len(self.optimizers):
+                    self._rehearsal.pass_over()
+                    self.engine.drop()
+                else:
+                    self._check_used()
                 self._part = self._batch = None
             complaint = self._conclude(quiet=seed % 2 == 0)
             if not complaint:

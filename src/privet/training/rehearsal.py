@@ -113,8 +113,13 @@ class Rehearsal:
         """For each trial that is compared with the whole, its number and the places of the records that it kept."""
         return {1: slice(0, self.kept), 2: slice(self.kept, self.records), 3: slice(0, self.part)}
 
+    @property
+    def done(self) -> int:
+        """How many trials there were."""
+        return len(self.measured)
+
     def measure(self, gradients: PerExampleGradients) -> None:
-        norms, trial, compared = gradients.total_squared_norms().sqrt(), len(self.measured), self.compared
+        norms, trial, compared = gradients.total_squared_norms().sqrt(), self.done, self.compared
         by_name = {name: squared.sqrt() for name, squared in gradients.squared_norms().items()}
         one = Measured(norms, by_name)
         if trial == 0:
@@ -219,7 +224,25 @@ class Rehearsal:
 
 @dataclass(eq=False)
 class AloneRehearsal(Rehearsal):
-    """The check of a loop that is given one record at a time: what came before a record must not matter to it."""
+    """The check of a loop that is given one record at a time: what came before a record must not matter to it.
+
+    The body may pass over a record on that record's own account: it then contributes nothing.
+    """
+
+    used: list[bool] = field(default_factory=list)
+    """Of each trial, whether the body used its record."""
+
+    @property
+    def done(self) -> int:
+        return len(self.used)
+
+    def measure(self, gradients: PerExampleGradients) -> None:
+        super().measure(gradients)
+        self.used.append(True)
+
+    def pass_over(self) -> None:
+        """The body did not use the record of this trial."""
+        self.used.append(False)
 
     def trials(self) -> Iterator[tuple[str, Tensor]]:
         for name, place in (("one", 0), ("another", 1), ("the first again", 0)):
@@ -234,13 +257,18 @@ class AloneRehearsal(Rehearsal):
         return frozenset()
 
     def complaint(self) -> str:
-        first, _, again = self.measured
         if complaint := self._moved():
             return complaint
-        if self._differs(first, again, slice(0, 1)):
+        if not any(self.used):
+            return "No batch was used: call loss.backward() and optimizer.step() once for each batch."
+        culprit, differs = "", self.used[0] != self.used[-1]
+        if self.used[0] and self.used[-1]:
+            first, again = self.measured[0], self.measured[-1]
+            differs, culprit = self._differs(first, again, slice(0, 1)), self._culprit(first, again, slice(0, 1))
+        if differs:
             return (
-                f"A record's gradient depends on the records that came before it{self._culprit(first, again, slice(0, 1))}. "
-                f"Nothing was released. Look for what the model or the loop keeps from one batch to the next."
+                f"A record's gradient depends on the records that came before it{culprit}. Nothing was released. Look for "
+                f"what the model or the loop keeps from one batch to the next."
             )
         return ""
 
