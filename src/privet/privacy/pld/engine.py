@@ -122,7 +122,7 @@ def _is_single(pairs: Pairs) -> bool:
 def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
     """The deltas of one use of one pair at ascending epsilons, without any grid: P[L > epsilon] - e^epsilon Q[L > epsilon].
 
-    Infinite losses are left out. A few units of the last place of the probability are added for rounding.
+    Infinite losses are not among a pair's cells. A few units of the last place of the probability are added for rounding.
     """
     if not len(epsilons):
         return np.zeros(0)
@@ -133,7 +133,6 @@ def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
     else:
         p, q = pair.cells(-edges[::-1])
         above, counterpart = (np.cumsum(mass[:-1])[::-1] for mass in (q, p))
-        above = above - pair.infinite[1]
     with np.errstate(over="ignore", invalid="ignore"):
         lost = np.exp(edges) * counterpart
     lost[~np.isfinite(lost)] = 0.0
