@@ -187,3 +187,23 @@ def test_what_a_filtered_run_means_follows_from_the_limit_and_not_from_what_was_
     assert meaning.group(2).epsilon >= accountant_named("gdp").epsilon(Gaussian(0.5 / event.limit), 1e-5)
     planning = Budget(3.0, 1e-5, adaptive=True)
     assert "statement alone" in planning.spent(Gaussian(2.5)).meaning.source
+
+
+def test_an_order_of_one_is_no_filter():
+    """It divided by zero when epsilon was asked for."""
+    with pytest.raises(InputError, match="above 1"):
+        Adaptive(Gaussian(3.0), 1.0, 1.0)
+
+
+def test_a_budget_after_a_ledger_speaks_of_its_unit_and_its_conditions():
+    """It said one record, of a ledger that counts users."""
+    ledger = Ledger(unit="user")
+    ledger.record(Gaussian(4.0))
+    ledger.size_is_public()
+    budget = Budget(3.0, 1e-5).after(ledger)
+    assert "one user" in str(budget.spent())
+    assert "the number of users is public" in str(budget.spent())
+    other = Ledger()
+    other.record(Gaussian(4.0))
+    with pytest.raises(InputError, match="protects a user"):
+        budget.after(other)

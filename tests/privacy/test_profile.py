@@ -139,7 +139,9 @@ def test_noise_of_any_size_and_events_that_cost_nothing():
     assert PLD.epsilon(STEPS, 5e-324) > 10
 
 
-@pytest.mark.parametrize("epsilon, delta, rate, count", [(1.0, 0.3, 0.5, 10), (1.0, 0.1, 0.3, 20), (2.0, 0.05, 0.9, 8)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rate", "count"), [(1.0, 0.3, 0.5, 10), (1.0, 0.1, 0.3, 20), (2.0, 0.05, 0.9, 8)]
+)
 def test_a_sampled_mechanism_that_may_reveal_everything_is_counted_out(epsilon, delta, rate, count):
     """Where it reveals that the record is absent, the loss is ln(1 - rate): it was put further down, and delta fell by 0.2 %."""
     low, high = (1 - delta) / (1 + math.exp(epsilon)), (1 - delta) / (1 + math.exp(-epsilon))
