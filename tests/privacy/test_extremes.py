@@ -156,3 +156,12 @@ def test_delta_never_leaves_the_unit_interval():
 def test_rdp_never_says_zero_for_a_costly_run():
     """An order near 1 made another library answer 0."""
     assert RDP.epsilon(PoissonSampled(0.01, Gaussian(0.5)) * 1000, 1e-5) > 10
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_losses_too_small_for_a_grid_are_added_up(relation):
+    """Epsilon rose with delta, from 4e-9 at 1e-15 to 7e-6 at 0.5, where it is 0."""
+    event = PoissonSampled(1e-6, Gaussian(1e6)) * 10**6
+    assert PLD.epsilon(event, 1e-15, relation) < 2e-8
+    assert [PLD.epsilon(event, delta, relation) for delta in (1e-5, 0.5, 0.999)] == [0, 0, 0]
+    assert PLD.delta(event, 0.0, relation) <= 1e-5

@@ -168,3 +168,42 @@ def test_the_filter_of_a_budget_depends_on_the_budget_alone():
     event = Adaptive(Gaussian(100.0), one.order, one.limit)
     assert PLD.epsilon(event, 1e-6) == pytest.approx(2.0, rel=1e-9)
     assert PLD.delta(event, 2.0) == pytest.approx(1e-6, rel=1e-6)
+
+
+def test_what_a_filtered_run_means_follows_from_the_limit_and_not_from_what_was_used():
+    """It was computed by GDP from what was used: an advantage of 0.16 where the filter's limit allows 0.6 and more."""
+    ledger = Ledger()
+    ledger.record(Gaussian(10.0))
+    budget = Budget(3.0, 1e-5, accountant="gdp").after(ledger)
+    event = budget.chosen(Gaussian(2.5))
+    ledger.record(event)
+    meaning = ledger.spent(1e-5).meaning
+    assert "Gaussian filter" in meaning.source
+    assert meaning.advantage >= gdp_delta(event.limit, 0.0)
+    assert meaning.advantage == pytest.approx(gdp_delta(event.limit, 0.0), rel=1e-3)
+    assert meaning.mu is None
+    assert meaning.rho is None
+    assert "general theorem" in meaning.group(2).source
+    assert meaning.group(2).epsilon >= accountant_named("gdp").epsilon(Gaussian(0.5 / event.limit), 1e-5)
+    planning = Budget(3.0, 1e-5, adaptive=True)
+    assert "statement alone" in planning.spent(Gaussian(2.5)).meaning.source
+
+
+def test_an_order_of_one_is_no_filter():
+    """It divided by zero when epsilon was asked for."""
+    with pytest.raises(InputError, match="above 1"):
+        Adaptive(Gaussian(3.0), 1.0, 1.0)
+
+
+def test_a_budget_after_a_ledger_speaks_of_its_unit_and_its_conditions():
+    """It said one record, of a ledger that counts users."""
+    ledger = Ledger(unit="user")
+    ledger.record(Gaussian(4.0))
+    ledger.size_is_public()
+    budget = Budget(3.0, 1e-5).after(ledger)
+    assert "one user" in str(budget.spent())
+    assert "the number of users is public" in str(budget.spent())
+    other = Ledger()
+    other.record(Gaussian(4.0))
+    with pytest.raises(InputError, match="protects a user"):
+        budget.after(other)

@@ -1,5 +1,6 @@
 """The ledger: nothing is lost by a kill, nothing is accepted after an edit."""
 
+import json
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from privet.privacy import (
     Relation,
     accountant_named,
 )
+from privet.privacy.ledger import _chain
 
 STEP = PoissonSampled(0.01, Gaussian(1.1))
 
@@ -407,3 +409,37 @@ def test_the_number_of_users_is_named_for_users():
     ledger = Ledger(unit="user")
     ledger.size_is_public()
     assert ledger.conditions == ("the number of users is public",)
+
+
+@pytest.mark.parametrize("line", [b'{"event": NaN, "hash": "0"}', b'{"event": 1e999, "hash": "0"}'])
+def test_a_line_that_is_no_json_for_a_ledger_is_named(path, line):
+    """It was a bare ValueError."""
+    written(path)
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(LedgerError, match="Line 7 of the ledger"):
+        Ledger.open(path)
+
+
+@pytest.mark.parametrize("more", [{"condition": "x"}, {"as": 1}])
+def test_a_line_with_two_facts_is_refused(path, more):
+    """One of them was dropped: an event beside a condition cost nothing."""
+    ledger = written(path)
+    entry = {"event": Gaussian(0.1).to_dict(), **more}
+    with path.open("a") as file:
+        file.write(json.dumps({**entry, "hash": _chain(ledger.head, entry)}) + "\n")
+    with pytest.raises(LedgerError, match="Line 7 of the ledger"):
+        Ledger.open(path)
+
+
+def test_a_link_to_a_ledger_is_the_same_ledger(path, tmp_path):
+    """Each name had a lock of its own, so that two could write."""
+    written(path)
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "other" / "link.jsonl"
+    link.symlink_to(path)
+    with Ledger.open(path), pytest.raises(LedgerError, match="another process"):
+        Ledger.open(link)
+    with Ledger.open(link) as ledger:
+        ledger.record(STEP)
+    assert len(Ledger.open(path, read_only=True)) == 6

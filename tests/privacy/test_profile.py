@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from privet.errors import InputError
 from privet.privacy import (
@@ -136,3 +137,34 @@ def test_noise_of_any_size_and_events_that_cost_nothing():
     assert PLD.epsilon(PoissonSampled(0.1, Gaussian(1e300)) * 5, 1e-5) == 0
     assert PLD.epsilon(PureEpsilon(0.0) * 5 + PoissonSampled(0.1, PureEpsilon(0.0)), 0.0) == 0
     assert PLD.epsilon(STEPS, 5e-324) > 10
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rate", "count"), [(1.0, 0.3, 0.5, 10), (1.0, 0.1, 0.3, 20), (2.0, 0.05, 0.9, 8)]
+)
+def test_a_sampled_mechanism_that_may_reveal_everything_is_counted_out(epsilon, delta, rate, count):
+    """Where it reveals that the record is absent, the loss is ln(1 - rate): it was put further down, and delta fell by 0.2 %."""
+    low, high = (1 - delta) / (1 + math.exp(epsilon)), (1 - delta) / (1 + math.exp(-epsilon))
+    absent = np.array([high, low, delta])
+    present = (1 - rate) * absent + rate * np.array([low, high, 0.0])
+    losses = np.log(present / absent)
+    event = PoissonSampled(rate, ApproximateDP(epsilon, delta)) * count
+    asked = np.array([0.0, 0.1, 0.5, 1.0, 2.0, 3.0])
+    found = PLD.directions(event, asked)
+    ways = [
+        (first, second, count - first - second) for first in range(count + 1) for second in range(count + 1 - first)
+    ]
+    for side, (masses, sign) in enumerate([(present, 1), (absent, -1)]):
+        odds = stats.multinomial.pmf(ways, count, masses / masses.sum()) * masses.sum() ** count
+        sums = sign * np.array(ways) @ losses
+        exact = (odds * -np.expm1(np.minimum(asked[:, None] - sums, 0.0))).sum(axis=1) + 1 - masses.sum() ** count
+        assert (found[side] >= exact * (1 - 1e-9)).all()
+        assert found[side] == pytest.approx(exact, rel=1e-3)
+
+
+def test_an_overflow_counts_in_both_directions_of_a_single_step():
+    """Of one step it was taken off again where a record is added."""
+    step = PaddedPoisson(0.1, 100, 15, Gaussian(1.0))
+    plain = PLD.directions(PoissonSampled(0.1, Gaussian(1.0)), [0.0, 0.5, 1.0])
+    for side, found in enumerate(PLD.directions(step, [0.0, 0.5, 1.0])):
+        assert found == pytest.approx(plain[side] + step.overflow, rel=1e-6)

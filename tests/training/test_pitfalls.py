@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from privet.clipping import AdaptiveClipping, AutomaticClipping, EllipticalClipp
 from privet.errors import InputError, PrivetError
 from privet.privacy import CovarianceRelease, Gaussian, Ledger, PoissonSampled
 from privet.randomness import Randomness
-from privet.training import BudgetExhausted
+from privet.training import BudgetExhausted, RunFolder
 from tests.training.conftest import KNOWN, data, flat, make, network, run
 
 
@@ -561,6 +562,27 @@ def test_a_run_after_other_releases_assumes_a_plan_unless_it_is_stated() -> None
     assert "was planned before the earlier releases" in str(assumed.plan.event.guarantee)
     assert "was planned before" not in str(stated.plan.event.guarantee)
     assert "was planned before" not in str(make(noise_multiplier=2.0, epsilon=None, steps=2)[2].plan.event.guarantee)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_releases_in_the_ledger_of_a_run_folder_are_earlier_releases_too(tmp_path: Path, named: bool) -> None:
+    """Only a ledger that was named in the call was looked into. A run that is continued says what it said."""
+
+    def begun(path: Path, released: bool, resume: bool) -> str:
+        folder = RunFolder(path, resume=resume)
+        if released:
+            folder.ledger.record(CovarianceRelease(3.0))
+        ledger = {"ledger": folder.ledger} if named else {}
+        made = make(noise_multiplier=2.0, epsilon=None, steps=3, folder=folder, **ledger)
+        if not resume:
+            run(*made)
+        made[2].close()
+        return str(made[2].plan.event.guarantee)
+
+    assert "was planned before" in begun(tmp_path / "after", True, False)
+    assert "was planned before" in begun(tmp_path / "after", False, True)
+    assert "was planned before" not in begun(tmp_path / "first", False, False)
+    assert "was planned before" not in begun(tmp_path / "first", False, True)
 
 
 def test_what_others_record_in_the_meantime_counts() -> None:

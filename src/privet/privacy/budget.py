@@ -36,6 +36,9 @@ class Budget:
     accountant: str | Accountant = "pld"
     before: Event = NOTHING
     adaptive: bool = False
+    unit: str = "record"
+    conditions: tuple[str, ...] = ()
+    """Of the ledgers that were counted: `spent` names them."""
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
@@ -62,8 +65,12 @@ class Budget:
             return replace(self, before=self.before + spent)
         if spent.relation is not self.relation:
             raise InputError(f"The budget is for {self.relation} and the ledger for {spent.relation.value}.")
+        if spent.unit != self.unit and tally(self.before):
+            raise InputError(f"What was spent before protects a {self.unit}, and the ledger a {spent.unit}.")
         adaptive = self.adaptive or (not fixed_beforehand and bool(tally(spent.event)))
-        return replace(self, before=self.before + spent.event, adaptive=adaptive)
+        conditions = tuple(dict.fromkeys((*self.conditions, *spent.conditions)))
+        before = self.before + spent.event
+        return replace(self, before=before, adaptive=adaptive, unit=spent.unit, conditions=conditions)
 
     def chosen(self, event: Event) -> Event:
         """`event` as it is to be recorded: if the budget is adaptive, with the filter by which it has to be counted."""
@@ -82,7 +89,8 @@ class Budget:
 
     def spent(self, event: Event = NOTHING) -> Spent:
         """The statement for what was spent before and `event`."""
-        return self._interpreter.spent(self.before + event, self.delta, self.relation)
+        found = self._interpreter.spent(self.before + event, self.delta, self.relation, unit=self.unit)
+        return replace(found, conditions=self.conditions)
 
     def allows(self, event: Event) -> bool:
         return self._cost(event) <= self.epsilon

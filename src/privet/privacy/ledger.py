@@ -336,11 +336,12 @@ class Ledger:
         try:
             entry: dict[str, Any] = json.loads(line)
             claimed = entry.pop("hash")
+            head = _chain(head, entry)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             if number > 0 and not line.endswith(b"\n"):
                 return False
             raise damaged from None
-        if claimed != _chain(head, entry):
+        if claimed != head:
             raise self._edited()
         self._head = claimed
         try:
@@ -359,6 +360,8 @@ class Ledger:
             self.relation, self.unit = Relation.of(entry["relation"]), entry["unit"]
             self._lines = 1
             return
+        if len(entry) != 1:
+            raise KeyError  # of two facts in one line only one would be taken in
         self._lines += 1
         if "condition" in entry:
             self.conditions += (str(entry["condition"]),)
@@ -375,6 +378,7 @@ def _chain(head: str, entry: dict[str, Any]) -> str:
 
 def _locked(path: Path) -> Lock:
     """Two processes that append to one ledger would break its chain. The lock is a file beside it: all may read the ledger."""
+    path = path.resolve()  # one lock for all names that lead to the file
     lock = path.with_name(f"{path.name}.lock")
     try:
         return Lock(lock)

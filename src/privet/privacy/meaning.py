@@ -189,9 +189,10 @@ def _profile(event: Event, relation: Relation) -> tuple[TradeOff, str] | None:
     accountant = _tightest(event, relation)
     if accountant is None:
         return None
-    epsilons = epsilons_to(accountant.epsilon(event, NEGLIGIBLE, relation))
+    widest = accountant.spent(event, NEGLIGIBLE, relation)
+    epsilons = epsilons_to(widest.epsilon)
     deltas = accountant.deltas(event, epsilons, relation)
-    return TradeOff(zip(epsilons.tolist(), deltas.tolist(), strict=True)), accountant.name
+    return TradeOff(zip(epsilons.tolist(), deltas.tolist(), strict=True)), widest.accountant
 
 
 def epsilons_to(largest: float) -> Array:

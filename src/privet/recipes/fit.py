@@ -149,7 +149,8 @@ def _train(
     """Train on the prepared records, of which the public number is `records`."""
     lot = round(settings.sampling_rate * records)
     steps = settings.steps or max(1, round(settings.epochs * records / lot))
-    where: dict[str, Any] = {"ledger": kept, "fixed_beforehand": True} if isinstance(kept, Ledger) else {"folder": kept}
+    # Everything is planned in the settings, also what is recorded before the training.
+    where: dict[str, Any] = {"ledger" if isinstance(kept, Ledger) else "folder": kept, "fixed_beforehand": True}
     optimizer = torch.optim.SGD(prepared.part.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
     return method.train(
         prepared.part,

@@ -118,7 +118,7 @@ def make_private(
         seed: makes sampling and noise repeatable, for experiments; a run that is released has none. Dropout, augmentation
             and the model's start come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after what it holds already; without it, in memory.
-        fixed_beforehand: you state that this run was planned before anything in `ledger` was looked at. Without it, a run
+        fixed_beforehand: you state that this run was planned before anything in its ledger was looked at. Without it, a run
             after other releases is proved under that assumption only.
         folder: where the run keeps its ledger and its checkpoints, so that it can be killed at any moment and continued.
         resume: continue the run in `folder` where there is one: it must have the same plan, data and seed.
@@ -151,8 +151,6 @@ def make_private(
     optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     _refuse_several_processes(models)
     _refuse_second_plan(models, ledger)
-    seen = ledger is not None and bool(tally(ledger.event)) and not fixed_beforehand
-    planned = (PLANNED,) if seen else ()
     with ExitStack() as undo:
         run = _run_folder(folder, resume, ledger, unit, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger(unit=unit)
@@ -164,7 +162,9 @@ def make_private(
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         steps = steps if epochs is None else steps_of(records, batch_size, epochs)
         steps, noises = _calibrated(steps, noise_multiplier, noise, sampling, budget, ledger, run)
-        assumptions = _assumptions(isolation, self_check) + planned
+        assumptions = _assumptions(isolation, self_check)
+        if not fixed_beforehand and _follows_releases(ledger, run):
+            assumptions += (PLANNED,)
         plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, records, assumptions)
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if physical_batch_size == "auto":
@@ -212,6 +212,13 @@ def make_private(
         )
         undo.pop_all()
     return private
+
+
+def _follows_releases(ledger: Ledger, run: RunFolder | None) -> bool:
+    """Whether the ledger held other releases when the run began: of a run that is continued, as it said then."""
+    if run is not None and run.identity:
+        return PLANNED in run.identity["plan"].get("assumptions", ())
+    return bool(tally(ledger.event))
 
 
 def _assumptions(isolation: Isolation, self_check: bool) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -154,7 +155,8 @@ class Accountant(ABC):
         """The full statement for `event` at `delta`."""
         chosen = _by_filter(event)
         if chosen is not None:
-            return chosen[0].spent(chosen[1], delta, relation, unit=unit)
+            # With the mark: what the statement means is a matter of the filter too, not of what was used of it.
+            return replace(chosen[0].spent(chosen[1], delta, relation, unit=unit), event=event)
         return Spent(
             epsilon=self.epsilon(event, delta, relation),
             delta=delta,

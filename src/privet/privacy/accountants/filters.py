@@ -76,7 +76,8 @@ class Filter(Accountant):
     def spent(
         self, event: Event, delta: float, relation: Relation | str = Relation.ADD_REMOVE, *, unit: str = "record"
     ) -> Spent:
-        return replace(super().spent(event, delta, relation, unit=unit), accountant=self.theorem)
+        # Without the event, which does not show that it was chosen: no other theorem may say what it means.
+        return replace(super().spent(event, delta, relation, unit=unit), accountant=self.theorem, event=None)
 
     def used(self, events: Tally, relation: Relation) -> float:
         """What the events come to, in the units of the limit."""

@@ -201,6 +201,8 @@ class Adaptive(Event):
         object.__setattr__(self, "relation", Relation.of(self.relation).value)
         if self.order is not None:
             require_number(self, "order", self.order, low=1.0)
+            if self.order == 1:
+                raise InputError("order of Adaptive must be above 1: at 1 no delta follows from a divergence.")
 
     @property
     def sampling(self) -> str:

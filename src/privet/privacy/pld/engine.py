@@ -65,6 +65,8 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
     if _is_single(pairs):
         return min(ceiling, max(_single_epsilon(pairs[0][0], delta, side) for side in _sides(pairs)))
     for side in _sides(pairs):
+        if _added_up(pairs, side) <= delta:
+            continue
         left = delta - _infinite(pairs, side)
         if left == 0:
             return ceiling
@@ -111,8 +113,17 @@ def deltas_of(pairs: Pairs, epsilons: Array, *, larger: bool = False) -> tuple[A
             bounds[inside] += _single_deltas(pairs[0][0], epsilons[inside], side)
         else:
             bounds[inside] += _one_side(pairs, epsilons[inside], side, enough[inside])
+            bounds = np.minimum(bounds, _added_up(pairs, side))
         found.append(bounds)
     return found[0], found[-1]
+
+
+def _added_up(pairs: Pairs, side: int) -> float:
+    """The total variations of all steps, added up: they bound delta(0), also where the losses are too small for a grid."""
+    zero = np.zeros(1)
+    return math.fsum(
+        count * (pair.infinite[side] + float(_single_deltas(pair, zero, side)[0])) for pair, count in pairs
+    )
 
 
 def _is_single(pairs: Pairs) -> bool:
@@ -122,7 +133,7 @@ def _is_single(pairs: Pairs) -> bool:
 def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
     """The deltas of one use of one pair at ascending epsilons, without any grid: P[L > epsilon] - e^epsilon Q[L > epsilon].
 
-    Infinite losses are left out. A few units of the last place of the probability are added for rounding.
+    Infinite losses are not among a pair's cells. A few units of the last place of the probability are added for rounding.
     """
     if not len(epsilons):
         return np.zeros(0)
@@ -133,7 +144,6 @@ def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
     else:
         p, q = pair.cells(-edges[::-1])
         above, counterpart = (np.cumsum(mass[:-1])[::-1] for mass in (q, p))
-        above = above - pair.infinite[1]
     with np.errstate(over="ignore", invalid="ignore"):
         lost = np.exp(edges) * counterpart
     lost[~np.isfinite(lost)] = 0.0

@@ -48,7 +48,10 @@ class Pair(Protocol):
     def span(self, tail: float) -> Span: ...
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
-        """The masses under P and under Q of L <= edges[0], of each (edges[i], edges[i+1]], and of L > edges[-1]."""
+        """The masses under P and under Q of L <= edges[0], of each (edges[i], edges[i+1]], and of L > edges[-1].
+
+        Infinite losses are in none of them: what only P or only Q has stands in `infinite`.
+        """
         ...
 
 
@@ -101,11 +104,7 @@ class AtomsPair:
     def cells(self, edges: Array) -> tuple[Array, Array]:
         cell = np.searchsorted(edges, self.losses, side="left")
         size = len(edges) + 1
-        p = np.bincount(cell, self.p, size).astype(np.float64)
-        q = np.bincount(cell, self.q, size).astype(np.float64)
-        # An outcome that P never has is a loss of minus infinity: in the lowest cell, under Q.
-        q[0] += self.infinite[1]
-        return p, q
+        return np.bincount(cell, self.p, size).astype(np.float64), np.bincount(cell, self.q, size).astype(np.float64)
 
 
 def response_pair(epsilon: float, delta: float = 0.0) -> AtomsPair:
@@ -174,6 +173,8 @@ class PoissonPair:
         # e^l overflows for losses that only tiny noise can reach: ln((e^l - 1 + q)/q) = l - ln q there.
         inner = np.where(edges > 500, edges - math.log(self.rate), inner)
         p, q = self.base.cells(inner)
+        # What only Q has: wherever the edges lie, its cell is that of ln(1 - q).
+        q[np.searchsorted(edges, math.log1p(-self.rate), side="left")] += self.base.infinite[1]
         return (1 - self.rate) * q + self.rate * p, q
 
     def _sampled(self, loss: float) -> float:
