@@ -50,7 +50,11 @@ class Marking(Knowledge):
                 if in_place:
                     self._note_writing(tensor, 0, why)
                 continue
-            if not in_place and not why and _is_empty(name, args, kwargs, known, tensor, source, first, current.records):
+            if (
+                not in_place
+                and not why
+                and _is_empty(name, args, kwargs, known, tensor, source, first, current.records)
+            ):
                 set_mark(tensor, FREE)
                 continue
             moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
