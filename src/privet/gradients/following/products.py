@@ -37,7 +37,7 @@ def _beside_added(moved: Moved, constant: Tensor, at: Position) -> int | None:
 
 @follows("addmm addmv addbmm baddbmm", beside=_beside_added)
 def _added_product(moved: Moved) -> int:
-    added = moved.args[0]
+    added = moved.argument(0, "input")
     left = moved.argument(1, "batch1", moved.kwargs.get("mat1", moved.kwargs.get("mat")))
     right = moved.argument(2, "batch2", moved.kwargs.get("mat2", moved.kwargs.get("vec")))
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
