@@ -65,8 +65,15 @@ CONSTANT_TARGETS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "class weights of the batch": lambda o, y: F.cross_entropy(o, y, weight=o.detach().mean(0).exp(), reduction="sum"),
 }
 
+
+def _with_accuracy(o: Tensor, y: Tensor) -> Tensor:
+    _ = (o.argmax(1) == y).sum() / len(y)
+    return F.cross_entropy(o, y)
+
+
 SOUND_TARGETS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "all ones": lambda o, y: F.binary_cross_entropy_with_logits(o, torch.ones_like(o)),
+    "an accuracy beside the mean": _with_accuracy,
     "class weights that are constant": lambda o, y: F.cross_entropy(
         o, y, weight=torch.tensor([1.0, 2.0, 3.0], dtype=o.dtype), reduction="none"
     ).mean(),

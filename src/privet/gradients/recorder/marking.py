@@ -60,7 +60,8 @@ class Marking(Knowledge):
             moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
             stride = self._place_of_writing(name, moved) if in_place else follow(name, moved)
             doubt = why
-            if stride == SUM and first == SUM and self._divides_by_size(name, args):
+            # What needs no gradient is no loss: an accuracy may be divided by the size of the batch.
+            if stride == SUM and first == SUM and tensor.requires_grad and self._divides_by_size(name, args):
                 stride = MEAN
             if stride == UNKNOWN:
                 doubt = doubt or f"`{name}` is not known to keep records apart{self._where()}"
