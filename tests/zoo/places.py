@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,11 @@ from torch.nn import functional as F
 from tests.zoo.disguises import cross_entropy, perceptron, rows
 from tests.zoo.harness import SOUND, Batch, Loss, Trap
 from tests.zoo.operations import around
+from tests.zoo.parts import CLASSES, FEATURES
 
 _ROWS = 3 * torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 _SCORES = torch.randn(64, 3, generator=torch.Generator().manual_seed(2))
+_PICKED = torch.tensor([0, 0, 1, *[0] * 61])
 _LABELS = torch.randint(0, 3, (64,), generator=torch.Generator().manual_seed(3))
 
 
@@ -62,11 +65,39 @@ CONSTANT_TARGETS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "class weights of the batch": lambda o, y: F.cross_entropy(o, y, weight=o.detach().mean(0).exp(), reduction="sum"),
 }
 
+
+def _with_accuracy(o: Tensor, y: Tensor) -> Tensor:
+    _ = (o.argmax(1) == y).sum() / len(y)
+    return F.cross_entropy(o, y)
+
+
 SOUND_TARGETS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "all ones": lambda o, y: F.binary_cross_entropy_with_logits(o, torch.ones_like(o)),
+    "an accuracy beside the mean": _with_accuracy,
     "class weights that are constant": lambda o, y: F.cross_entropy(
         o, y, weight=torch.tensor([1.0, 2.0, 3.0], dtype=o.dtype), reduction="none"
     ).mean(),
+}
+
+
+class _Rows(nn.Module):
+    """A tensor of parameters that has a row for each place in the batch."""
+
+    def __init__(self, meet: Callable[[Tensor, Tensor], Tensor], picked: bool = False) -> None:
+        super().__init__()
+        self.meet, self.picked = meet, picked
+        self.learned = nn.Parameter(torch.ones(2, FEATURES))
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.learned[_PICKED[: len(x)]] if self.picked else self.learned[0] + _ROWS[: len(x), :FEATURES]
+        return self.head(torch.tanh(self.meet(x, rows)))
+
+
+MEETINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rows * x": lambda x, rows: rows * x,
+    "bmm": lambda x, rows: torch.bmm(x[:, None], torch.diag_embed(rows))[:, 0],
+    "einsum": lambda x, rows: torch.einsum("bi,bi->bi", x, rows),
 }
 
 
@@ -85,6 +116,19 @@ PLACES: list[Trap] = [
     *(
         Trap(name, "place: size of the batch", around(f), cross_entropy, rows, norm=None, bites=False)
         for name, f in SIZES.items()
+    ),
+    *(
+        Trap(name, "place: rows of parameters", partial(_Rows, f), cross_entropy, rows, norm=None, bites=False)
+        for name, f in MEETINGS.items()
+    ),
+    Trap(
+        "other parameters in the third place",
+        "place: rows of parameters",
+        partial(_Rows, MEETINGS["rows * x"], picked=True),
+        cross_entropy,
+        rows,
+        norm=None,
+        bites=False,
     ),
     *(
         Trap(name, "place: constant targets", perceptron, _loss(f), rows, norm=None, bites=False)

@@ -86,7 +86,7 @@ _WRITING = frozenset(
 )
 
 
-_ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
 """What is neither a tensor nor holds one. Asked first: ``isinstance(1, Tensor)`` is slow."""
 
 
@@ -107,6 +107,8 @@ def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
             _gather(value, found)
         elif isinstance(value, dict):
             _gather(value.values(), found)
+        elif isinstance(value, slice):  # x[:, : lengths.max()]
+            _gather((value.start, value.stop, value.step), found)
 
 
 @cache

@@ -21,7 +21,7 @@ from privet.gradients.following import (
 )
 from privet.gradients.following.losses import joined_shape
 from privet.gradients.following.moved import Moved, aligned
-from privet.gradients.following.registry import dim_beside_records, follow, follower, is_known
+from privet.gradients.following.registry import dim_beside_records, follow, follower, is_known, takes_entries
 
 __all__ = [
     "Moved",
@@ -41,4 +41,5 @@ __all__ = [
     "reductions",
     "shapes",
     "tables",
+    "takes_entries",
 ]

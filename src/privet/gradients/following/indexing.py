@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -29,11 +30,20 @@ def _beside_in_index(moved: Moved, constant: Tensor, at: Position) -> int | None
 def _getitem(moved: Moved) -> int:
     at = moved.at
     index = moved.args[1] if isinstance(moved.args[1], tuple) else (moved.args[1],)
+    if any(not _is_plain(i) for i in index):
+        return UNKNOWN
     if at is None or moved.source is not moved.args[0]:
         return _taken_from_table(moved, at, index)
     if moved.only_first():
         return _indexed(moved, at, index)
     return _picked(moved, at, index)
+
+
+def _is_plain(i: Any) -> bool:
+    """Whether it is known what an entry of an index means; ranges, nested tuples, arrays of NumPy and masks of uint8 are not."""
+    if isinstance(i, Tensor):
+        return i.dtype != torch.uint8
+    return i is None or i is Ellipsis or isinstance(i, (slice, list, Integral))
 
 
 def _taken_from_table(moved: Moved, at: Position | None, index: tuple[Any, ...]) -> int:
@@ -56,8 +66,10 @@ def _indexed(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
     several = [i for i in index if isinstance(i, (Tensor, list))]
     if len(several) > 1:
         return _picked(moved, at, index)
+    if several and any(isinstance(i, bool) for i in index):  # a truth value and a tensor are joined to one dimension
+        return UNKNOWN
     consumed = sum(_dims_of(i) for i in index)
-    if Ellipsis not in index:
+    if all(i is not Ellipsis for i in index):
         index = (*index, Ellipsis)
     dim, kept = 0, 0
     for i in index:

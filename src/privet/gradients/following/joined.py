@@ -21,6 +21,11 @@ def joined(name: str, moved: Moved) -> int:
     if len(kinds) != 1 or UNKNOWN in kinds:
         return UNKNOWN
     (kind,) = kinds
+    if any(
+        stride is not None and any(tensor is value for value in moved.kwargs.values())
+        for tensor, stride in moved.tensors
+    ):
+        return UNKNOWN  # torch.add(one, other, alpha=a_sum) is a product of sums
     batched = [tensor for tensor, stride in moved.tensors if stride is not None]
     plain = name.removesuffix("_") if not name.startswith("__") else name
     if plain in _ADDING or (plain in _LINEAR and len(batched) == 1 and moved.args and moved.args[0] is batched[0]):

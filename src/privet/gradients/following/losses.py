@@ -51,6 +51,9 @@ def _row_loss(moved: Moved) -> int:
     rows = isinstance(moved.args[0], Tensor) and moved.args[0].ndim == 2  # without rows, all of it is one row
     if at is None or at.dim != 0 or not rows or any(tensor.ndim > 2 for tensor, _ in moved.tensors):
         return UNKNOWN
+    weight = moved.argument(4, "weight")  # of multi_margin_loss: one for each class
+    if any(tensor is weight and stride is not None for tensor, stride in moved.tensors):
+        return UNKNOWN
     return _reduced_loss(moved, at.inner, None)
 
 

@@ -37,7 +37,7 @@ def _beside_added(moved: Moved, constant: Tensor, at: Position) -> int | None:
 
 @follows("addmm addmv addbmm baddbmm", beside=_beside_added)
 def _added_product(moved: Moved) -> int:
-    added = moved.args[0]
+    added = moved.argument(0, "input")
     left = moved.argument(1, "batch1", moved.kwargs.get("mat1", moved.kwargs.get("mat")))
     right = moved.argument(2, "batch2", moved.kwargs.get("mat2", moved.kwargs.get("vec")))
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
@@ -81,7 +81,7 @@ def _product(moved: Moved, left: Tensor, right: Tensor) -> int:
 
 def _beside_in_equation(moved: Moved, constant: Tensor, at: Position) -> int | None:
     terms, output = einsum_terms(moved.args)
-    return next((term.find(output[at.dim]) for term, factor in terms if factor is constant), -1)
+    return max((term.find(output[at.dim]) for term, factor in terms if factor is constant), default=-1)
 
 
 def einsum_terms(args: tuple[Any, ...]) -> tuple[list[tuple[str, Tensor]], str]:
@@ -91,12 +91,15 @@ def einsum_terms(args: tuple[Any, ...]) -> tuple[list[tuple[str, Tensor]], str]:
         factors = list(factors[0])
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = list(zip(inputs.split(","), factors, strict=True))
-    dotted = {id(factor): factor.ndim - len(term) + 3 if "." in term else 0 for term, factor in terms}
-    dots = "".join(chr(0x4E00 + i) for i in range(max(dotted.values())))
+    dotted = [factor.ndim - len(term) + 3 if "." in term else 0 for term, factor in terms]
+    dots = "".join(chr(0x4E00 + i) for i in range(max(dotted)))
     if not arrow:
         every = inputs.replace(",", "").replace(".", "")
         output = "..." + "".join(sorted(letter for letter in set(every) if every.count(letter) == 1))
-    whole = [(term.replace("...", dots[len(dots) - dotted[id(factor)] :]), factor) for term, factor in terms]
+    whole = [
+        (term.replace("...", dots[len(dots) - own :]), factor)
+        for (term, factor), own in zip(terms, dotted, strict=True)
+    ]
     return whole, output.replace("...", dots)
 
 
@@ -113,6 +116,8 @@ def _einsum(moved: Moved) -> int:
             at = position(factor.shape, stride, moved.records)
             letters.add((term[at.dim], at.inner) if at and term.count(term[at.dim]) == 1 else ("", 0))
     letter = letters.pop()[0] if len(letters) == 1 else ""
+    if any(len({t.find(letter) for t, other in terms if other is factor} - {-1}) > 1 for _, factor in terms):
+        return UNKNOWN  # one tensor with the records' letter in two of its dimensions
     return place(moved, output.index(letter)) if letter and output.count(letter) == 1 else UNKNOWN
 
 
@@ -147,7 +152,8 @@ def _outer(moved: Moved) -> int:
 @follows("cdist", beside=by_broadcasting)
 def _distances(moved: Moved) -> int:
     at = moved.shared()
-    if at is None or at.dim >= moved.source.ndim - 2:
+    ndims = {tensor.ndim for tensor, _ in moved.tensors}
+    if at is None or at.dim >= moved.source.ndim - 2 or len(ndims) > 1:
         return UNKNOWN
     return place(moved, at.dim)
 

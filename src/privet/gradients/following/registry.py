@@ -51,6 +51,11 @@ def is_known(name: str) -> bool:
     return follower(name) is not None
 
 
+def takes_entries(name: str) -> bool:
+    """Whether an operation takes its other tensors entry by entry, so that none of them is a size."""
+    return name in BESIDE or _listed(name) in BESIDE
+
+
 def follower(name: str) -> Follow | None:
     return FOLLOWERS.get(_listed(name))
 

@@ -38,6 +38,9 @@ def _bags(moved: Moved) -> int:
     bags = moved.out.shape[0]
     if any(tensor is table and stride is not None for tensor, stride in moved.tensors):
         return UNKNOWN
+    weights = [(tensor, s) for tensor, s in moved.tensors if all(tensor is not t for t in (table, tokens, offsets))]
+    if any(s is None or s != moved.stride for _, s in weights):
+        return UNKNOWN  # per_sample_weights, one for each token
     for tensor, stride in moved.tensors:
         if tensor is offsets and stride is not None:
             at = position(offsets.shape, stride, moved.records)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known, joined_shape
+from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known, joined_shape, takes_entries
 from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, position, stride_at
 from privet.gradients.marks import FREE, RANDOM, Mark, mark_of, set_mark
 from privet.gradients.recorder.knowledge import Knowledge
@@ -50,17 +50,22 @@ class Marking(Knowledge):
                 if in_place:
                     self._note_writing(tensor, 0, why)
                 continue
-            if not in_place and not why and _is_empty(name, args, known, tensor, source, first, current.records):
+            if (
+                not in_place
+                and not why
+                and _is_empty(name, args, kwargs, known, tensor, source, first, current.records)
+            ):
                 set_mark(tensor, FREE)
                 continue
             moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
             stride = self._place_of_writing(name, moved) if in_place else follow(name, moved)
             doubt = why
-            if stride == SUM and first == SUM and self._divides_by_size(name, args):
+            # What needs no gradient is no loss: an accuracy may be divided by the size of the batch.
+            if stride == SUM and first == SUM and tensor.requires_grad and self._divides_by_size(name, args):
                 stride = MEAN
-            if stride == UNKNOWN and not doubt:
-                doubt = f"`{name}` is not known to keep records apart{self._where()}"
-                shaped = not in_place and _has_shape_of_records(name, args, known)
+            if stride == UNKNOWN:
+                doubt = doubt or f"`{name}` is not known to keep records apart{self._where()}"
+                shaped = not in_place and _has_shape_of_records(name, args, kwargs, known)
                 if shaped and not current.escaped and not current.trusting:
                     current.escaped = f"the shape of the result of `{name}` depends on the records{self._where()}"
             if stride != UNKNOWN and first >= 0 and not current.trusting and not doubt:
@@ -207,18 +212,37 @@ class Marking(Knowledge):
                 self.saved[id(written)] = (written, written.detach().clone())
 
 
-def _has_shape_of_records(name: str, args: tuple[Any, ...], known: list[tuple[Tensor, Mark | None]]) -> bool:
+def _has_shape_of_records(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: list[tuple[Tensor, Mark | None]]
+) -> bool:
     """Whether values of the records decide the shape of a result; of an operation that is not known, they may."""
     if not is_known(name):
+        return True
+    if _has_size_of_records(name, args, kwargs, known):
         return True
     masks = {id(t) for t, mark in known if mark is not None and t.dtype in (torch.bool, torch.uint8)}
     indexed = name in ("__getitem__", "getitem") and any(id(t) in masks for t in tensors_in(args[1:]))
     return indexed or name in ("where", "repeat_interleave", "one_hot")
 
 
+def _has_size_of_records(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: list[tuple[Tensor, Mark | None]]
+) -> bool:
+    """Whether a whole number of the records says how long something is: ``x[:, :n]``, ``x.narrow(1, 0, n)``."""
+    given: Any = (args[1:], kwargs)
+    if name in ("__getitem__", "getitem"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        given = [i for i in index if isinstance(i, slice)]
+    elif takes_entries(name):
+        return False
+    marked = {id(tensor) for tensor, mark in known if mark is not None}
+    return any(id(t) in marked and t.numel() == 1 and not t.is_floating_point() for t in tensors_in(given))
+
+
 def _is_empty(
     name: str,
     args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     known: list[tuple[Tensor, Mark | None]],
     out: Tensor,
     source: Tensor,
@@ -229,7 +253,7 @@ def _is_empty(
     at = position(source.shape, stride, records) if not out.numel() else None
     if at is None or out.ndim != source.ndim or out.shape[at.dim] != source.shape[at.dim]:
         return False
-    return not _has_shape_of_records(name, args, known)
+    return not _has_shape_of_records(name, args, kwargs, known)
 
 
 def _same_for_all(tensor: Tensor, at: Position) -> bool:

@@ -173,7 +173,7 @@ class Recorder(Marking, TorchFunctionMode):
             tracked = tracked or self.tracks(tensor)
         if name == "grad" and tracked:
             self.before_reading_gradient(args[0])
-        if name in CONSTANTS and all(mark is None for _, mark in known[1:]):
+        if batched and name in CONSTANTS and not self._holds_records(args[1:], kwargs):
             batched = False
         if batched and name in LIKE_ANOTHER and known[0][1] is None and args and args[0] is known[0][0]:
             batched, known = False, known[:1]
@@ -272,6 +272,11 @@ class Recorder(Marking, TorchFunctionMode):
                 if id(tensor) not in self._names and not self._is_constant(tensor):
                     set_mark(tensor, constant)
         return out
+
+    def _holds_records(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether records are among the arguments, beside the tensor whose shape and type are taken."""
+        others = {key: value for key, value in kwargs.items() if key != "input"}
+        return any(self._look(tensor) is not None for tensor in tensors_in((args, others)))
 
     @staticmethod
     def _all_random(tensors: list[Tensor]) -> bool:
