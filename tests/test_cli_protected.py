@@ -313,3 +313,17 @@ def test_a_vacuous_run_protects_nobody_on_its_card(home):
     assert page.exit_code == 0, page.output
     card = (home / "vacuous" / "CARD.md").read_text()
     assert "are protected" not in card and "is protected" not in card and "differentially private" not in card
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_comparison_keeps_exact_figures_under_internal(home, held):
+    out = home / f"compare-{held}"
+    more = ("--hold-out", 0.3) if held else ()
+    command = asked(home, "compare", "people.csv", "--methods", "dpsgd", "--jobs", 1, "--out", out, *more)
+    page = privet(*command, "--json")
+    assert page.exit_code == 0, page.output
+    (row,) = (row for row in json.loads(page.stdout)["rows"] if row["state"] == "done")
+    assert "attack" not in row and 0 <= row["internal"]["attack"]["auc"] <= 1
+    assert (row["accuracy"] is None) is held and ("accuracy" in row["internal"]) is held
+    said = privet("report", out).stdout
+    assert said.startswith("Internal, not for release: AUC and TPR") and "The page, which is internal" in said
