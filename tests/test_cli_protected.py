@@ -286,3 +286,44 @@ def test_pate_is_measured_within_the_budget(home):
     ledger = record.open_ledger(home / "q")
     assert Gaussian(record.utility.noise) in {event for event, _ in ledger}
     assert ledger.spent(record.delta).epsilon <= 3 and CONDITION in ledger.conditions
+
+
+def test_who_is_unprotected_is_said_by_every_verb_that_states_epsilon(home):
+    out = home / "said"
+    assert privet(*asked(home, "train", "both", "--unprotected-test", "--seed", 0, "--out", out)).exit_code == 0
+    for verb in ("report", "account"):
+        page = privet(verb, out)
+        assert "NOT PROTECTED: the test records." in page.stderr and "NOT FOR RELEASE: the noise" in page.stderr
+    assert "NOT PROTECTED" in json.loads(privet("report", out, "--json").stdout)["not_protected"]
+    assert "is not below 1/N" in privet("account", out, "--delta", 0.01).stderr
+
+
+def test_with_users_the_hold_out_is_a_share_of_users(home):
+    (home / "u.csv").write_text(
+        "who,age,height,sick\n" + "\n".join(f"p{n // 4},{row}" for n, row in enumerate(rows(900)))
+    )
+    page = privet(*asked(home, "train", "u.csv", "--users", "who", "--hold-out", 0.3, "--out", home / "u"))
+    assert page.exit_code == 0, page.output
+    assert "NOT PROTECTED: the hold-out, about 30 % of the users." in page.stderr
+    assert "about 30 % of the users" in (home / "u" / "CARD.md").read_text()
+
+
+def test_a_vacuous_run_protects_nobody_on_its_card(home):
+    page = privet(*asked(home, "train", "people.csv", "--epsilon", 3000, "--out", home / "vacuous"))
+    assert page.exit_code == 0, page.output
+    card = (home / "vacuous" / "CARD.md").read_text()
+    assert "are protected" not in card and "is protected" not in card and "differentially private" not in card
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_comparison_keeps_exact_figures_under_internal(home, held):
+    out = home / f"compare-{held}"
+    more = ("--hold-out", 0.3) if held else ()
+    command = asked(home, "compare", "people.csv", "--methods", "dpsgd", "--jobs", 1, "--out", out, *more)
+    page = privet(*command, "--json")
+    assert page.exit_code == 0, page.output
+    (row,) = (row for row in json.loads(page.stdout)["rows"] if row["state"] == "done")
+    assert "attack" not in row and 0 <= row["internal"]["attack"]["auc"] <= 1
+    assert (row["accuracy"] is None) is held and ("accuracy" in row["internal"]) is held
+    said = privet("report", out).stdout
+    assert said.startswith("Internal, not for release: AUC and TPR") and "The page, which is internal" in said

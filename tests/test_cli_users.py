@@ -49,9 +49,12 @@ def test_training_synthesis_and_attack_go_by_user(table: Path, tmp_path: Path) -
     assert code == 0 and "add/remove one user" in out and "the number of users is public" in out
     assert Ledger.open(tmp_path / "a" / "ledger.jsonl", read_only=True).unit == "user"
     card = (tmp_path / "a" / "CARD.md").read_text()
-    assert f"{round(0.8 * USERS)} training users, which are protected" in card and "person" not in card.replace(
-        "a person's", ""
+    assert f"about {round(0.8 * USERS)} training users, which are protected; so are the others, about 20 %" in " ".join(
+        card.split()
     )
+    assert "measured on about 20 % of the users" in card.replace("\N{NO-BREAK SPACE}", " ")
+    assert "person" not in card.replace("a person's", "")
+    assert "NOT FOR RELEASE" in card[: card.index("| What is asked")] and "may be published" not in out  # seeded
     assert call("attack", tmp_path / "a")[0] == 0
     code, out = call("synthesize", *of(table), "--users", "patient", "--seed", 0, "--out", tmp_path / "b")
     assert code == 0 and "add/remove one user" in out

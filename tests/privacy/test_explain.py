@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,23 @@ def test_replacing_is_a_choice_between_two_records():
     assert "which of two possible records of one person was used" in said
     assert "whether one person's record was used" not in said
     assert "The number of records: it counts as public here." in said
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_of_users_it_speaks_of_people_with_all_their_records(relation):
+    """ "Whether one person's user was used" means nothing."""
+    statement = replace(spent(Gaussian(2.0), relation), unit="user", conditions=("the number of users is public",))
+    said = plain(explain(statement))
+    assert "user was used" not in said and "one person with several records" not in said
+    asked = (
+        "whether one person's records were used"
+        if relation == "add-remove"
+        else "which of two possible sets of records"
+    )
+    assert asked in said and "they know the records of all other people" in said
+    assert (
+        "The number of users: it counts as public here." in said and "A FAMILY is protected less. For 4 users" in said
+    )
 
 
 @pytest.mark.parametrize(

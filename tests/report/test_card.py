@@ -58,7 +58,7 @@ def test_made_again_it_has_the_same_bytes(finished_run):
 
 def test_every_answer_of_the_table_is_there(record, ledger):
     page = text(record, ledger)
-    for asked in ("Unit of privacy | one record", "Neighbouring data sets | add/remove one record", "Accountant | PLD"):
+    for asked in ("Unit of privacy | one record", "Neighboring data sets | add/remove one record", "Accountant | PLD"):
         assert asked in page
     assert "1. 60 times: from a random sample that holds each record with probability 10" in page
     for heading in ("Assumptions", "Attacks and audits that were tried", "Intended use", "Limits"):

@@ -230,10 +230,33 @@ def test_the_verdict_follows_the_interval(record, ledger, low, high, verdict):
 def test_the_verdict_does_not_contradict_the_rates_in_the_table(record, ledger):
     """The area of an attack that finds a few records for sure can be a coin's."""
     rates = (Rate(0.001, 0.02, 0.01, 0.03), Rate(0.01, 0.01, 0.005, 0.02))
-    attack = dataclasses.replace(record.attack, low=0.49, high=0.51, rates=rates)
+    attack = dataclasses.replace(record.attack, low=0.49, high=0.51, rates=rates, non_members=10_000)
     page = " ".join(render(dataclasses.replace(record, attack=attack), ledger).split())
     assert "The attack does no better than a coin" not in page
     assert "at 0.1 % false positives it finds more members than a coin" in page
+
+
+def test_a_rate_that_the_others_are_too_few_for_is_not_compared_with_the_limit(record, ledger):
+    """3 % found "at 0.1 %", with a limit of 0.8 % beside it, reads like a refuted guarantee; 250 others cannot show that."""
+    rates = (Rate(0.001, 0.03, 0.005, 0.04), Rate(0.01, 0.03, 0.005, 0.04))
+    attack = dataclasses.replace(record.attack, low=0.49, high=0.51, rates=rates, non_members=250)
+    page = " ".join(render(dataclasses.replace(record, attack=attack), ledger).split())
+    assert page.count("<td>not comparable*</td>") == 1 and "no rate in the table is surely above a coin" in page
+    few = " ".join(
+        render(dataclasses.replace(record, attack=dataclasses.replace(attack, non_members=1)), ledger).split()
+    )
+    assert few.count("<td>not comparable*</td>") == 2 and "the others are too few to compare this" in few
+
+
+def test_an_attack_above_the_limit_is_said_to_be(record, ledger):
+    """Of a file with forty copies of each record the page said "allowed as long as it stays below the limit"."""
+    said = "The attack does better than the statement allows, by more than chance explains."
+    curve = {"false_positive_rate": (0.0, 0.0, 1.0), "true_positive_rate": (0.0, 0.99, 1.0)}
+    for others, above in ((2000, True), (2, False)):
+        attack = dataclasses.replace(record.attack, low=0.8, high=0.9, members=2000, non_members=others, **curve)
+        page = " ".join(render(dataclasses.replace(record, attack=attack), ledger).split())
+        assert (said in page) is above
+    assert said not in " ".join(render(record, ledger).split())
 
 
 def test_the_page_claims_nothing_of_rows_that_was_not_checked(record, ledger):
@@ -302,7 +325,8 @@ def test_the_verb_makes_the_page_and_says_what_was_spent(finished_run, ledger, r
     made = CliRunner().invoke(app, ["report", str(finished_run)])
     assert made.exit_code == 0
     card, page = finished_run / "CARD.md", finished_run / "report.html"
-    assert made.output == f"{ledger.spent(record.delta)}\nThe card: {card}\nThe page: {page}\n"
+    assert made.stdout == f"{ledger.spent(record.delta)}\nThe card: {card}\nThe page, which is internal: {page}\n"
+    assert made.stderr.startswith("NOT FOR RELEASE: the noise was drawn from a seed.")
 
 
 @pytest.mark.parametrize(

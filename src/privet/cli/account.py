@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privet.cli.program import AsJson, app
+from privet.cli.records import say_of_run
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,16 +136,21 @@ def _figure(plot: str | None) -> tuple[str, Path]:
 
 def _recorded(run: Path, delta: float | None, accountant: str | None) -> Spent:
     """The statement of a run folder, or of a ledger file alone."""
-    from privet.privacy import Ledger
+    from privet.privacy import Ledger, delta_warning
 
     if run.is_dir():
         from privet.report import RunRecord
 
         record = RunRecord.read(run)
         ledger = record.open_ledger(run)
+        say_of_run(record)
+        if said := delta_warning(delta or record.delta, record.data.protected_records, ledger.unit):
+            typer.echo(f"privet: {said}", err=True)
         if accountant is None and delta in (None, record.delta):
             return record.spent(ledger)
         return ledger.spent(delta or record.delta, accountant or "pld")
+    if not run.exists():
+        raise InputError(f"{run} does not exist: give the folder of a run, or its ledger.")
     if delta is None:
         raise InputError(f"{run} is a ledger, which has no delta of its own: give --delta.")
     return Ledger.open(run, read_only=True).spent(delta, accountant or "pld")

@@ -158,8 +158,14 @@ def say(result: Result, out: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, allow_nan=False))
     else:
+        private = any(outcome.record is not None and not outcome.record.data.public for outcome in result.outcomes)
+        if private:
+            typer.echo(
+                "Internal, not for release: AUC and TPR, and an accuracy that the card does not have, are computed from private "
+                "records without noise."
+            )
         table(result)
-        typer.echo(f"The page: {page}")
+        typer.echo(f"The page{', which is internal' if private else ''}: {page}")
     if not any(outcome.record is not None for outcome in result.outcomes):
         raise PrivetError(f"No method came to its end: the reasons are in {page} and in the .log files beside it.")
 

@@ -14,7 +14,7 @@ from privet.errors import PrivetWarning
 
 if TYPE_CHECKING:
     from privet.data import Dataset
-    from privet.report import DataSummary, OtherRun
+    from privet.report import DataSummary, OtherRun, RunRecord
 
 PublicSize = Annotated[
     int | None,
@@ -93,8 +93,20 @@ def say_who_is_unprotected(dataset: Dataset) -> None:
     if not dataset.unprotected:
         return
     share = dataset.measured_share
-    who = f"the hold-out, about {100 * share:g} % of the records" if share else "the test records"
-    typer.echo(f"NOT PROTECTED: {who}. The statement is about the others alone.", err=True)
+    who = f"the hold-out, about {100 * share:g} % of the {dataset.train.unit}s" if share else "the test records"
+    also = ""
+    if dataset.train.unit == "user" and not share:
+        also = " A user who is in both parts is protected for the training records alone."
+    typer.echo(f"NOT PROTECTED: {who}. The statement is about the others alone.{also}", err=True)
+
+
+def say_of_run(record: RunRecord) -> None:
+    """Whom the statement of a run leaves out, and whether it may be released; on the error stream."""
+    from privet.report.statement import not_for_release
+
+    for said in (not_for_release(record), record.data.who_is_unprotected):
+        if said:
+            typer.echo(said, err=True)
 
 
 def choose_delta(delta: float | None, dataset: Dataset) -> float:

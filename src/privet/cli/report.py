@@ -11,6 +11,7 @@ import typer
 
 from privet.cli.options import check_used
 from privet.cli.program import AsJson, app
+from privet.cli.records import say_of_run
 
 JOB = "job.json"
 """Tells the folder of a comparison from that of a run."""
@@ -37,6 +38,7 @@ def report(
         return
     from privet.report import RunRecord, renew
     from privet.report.card import MARKDOWN
+    from privet.report.statement import not_for_release
 
     record = RunRecord.read(run)
     given = {"intended_use": intended_use, "licence": licence, "contact": contact}
@@ -45,11 +47,13 @@ def report(
         record = replace(record, stated=stated)
         record.write(run)
     page = renew(run)
+    say_of_run(record)
     ledger = record.open_ledger(run)
     spent, calibrated = record.spent(ledger), record.calibrated(ledger)
     if as_json:
         other = {"calibrated": calibrated.to_dict()} if calibrated else {}
         facts = {"page": str(page), "card": str(run / MARKDOWN), "spent": spent.to_dict()}
+        facts |= {"not_protected": record.data.who_is_unprotected, "not_for_release": not_for_release(record)}
         typer.echo(
             json.dumps(
                 facts | {"accuracy": record.released_utility and record.released_utility.accuracy} | other, indent=1
@@ -60,7 +64,7 @@ def report(
     if calibrated is not None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     typer.echo(f"The card: {run / MARKDOWN}")
-    typer.echo(f"The page: {page}")
+    typer.echo(f"The page{'' if record.data.public else ', which is internal'}: {page}")
 
 
 def _comparison(out: Path, as_json: bool) -> None:

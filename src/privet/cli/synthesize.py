@@ -205,5 +205,6 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
         typer.echo(f"Student {name}, trained on the artificial data alone: {said}")
     say_measured(record)
     typer.echo(f"Nearest records, distances and baselines, not for release: {out / 'internal' / 'quality.md'}")
-    typer.echo(f"To release: {out / 'release'} (its card: {out / 'release' / 'README.md'})")
+    purpose = "Seeded, so not for release" if record.seeded else "To release"
+    typer.echo(f"{purpose}: {out / 'release'} (its card: {out / 'release' / 'README.md'})")
     typer.echo(f"The page, which is internal: {out / 'report.html'}")

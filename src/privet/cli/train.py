@@ -364,7 +364,8 @@ def say(record: RunRecord, out: Path, as_json: bool) -> None:
         typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     typer.echo(f"Randomness: {mark}")
     say_measured(record)
-    typer.echo(f"The card, which may be published: {out / 'CARD.md'}")
+    card = "of a seeded run, not for release" if record.seeded else "which may be published"
+    typer.echo(f"The card, {card}: {out / 'CARD.md'}")
     typer.echo(f"The page{'' if record.data.public else ', which is internal'}: {out / 'report.html'}")
 
 

@@ -65,16 +65,26 @@ class Outcome:
         return self.record.attack.rates[0] if self.record is not None and self.record.attack else None
 
     def facts(self) -> dict[str, Any]:
-        """The row as plain data."""
+        """The row as plain data; figures from private records without noise are under "internal"."""
         found: dict[str, Any] = dataclasses.asdict(self.row)
         if self.record is None or self.spent is None:
             return found
-        found |= {"accuracy": self.record.accuracy, "spent": self.spent.to_dict(), "statement": str(self.spent)}
+        public, utility = self.record.data.public, self.record.released_utility
+        inside: dict[str, Any] = found if public else {}
+        found |= {
+            "accuracy": utility.accuracy if utility else None,
+            "spent": self.spent.to_dict(),
+            "statement": str(self.spent),
+        }
+        if utility is None:
+            inside["accuracy"] = self.record.accuracy
         if self.record.attack is not None:
             attack = self.record.attack
             rates = {f"{rate.fpr:g}": rate.tpr for rate in attack.rates}
-            found["attack"] = {"auc": attack.auc, "low": attack.low, "high": attack.high, "tpr_at": rates}
+            inside["attack"] = {"auc": attack.auc, "low": attack.low, "high": attack.high, "tpr_at": rates}
         found["audit"] = self.audit.to_dict() if self.audit is not None else None
+        if not public:
+            found["internal"] = inside
         return found
 
 

@@ -28,8 +28,8 @@ def _lead(found: Meaning) -> str:
     spent = found.spent
     said = [
         f"WHAT THIS MEANS. The privacy of one {spent.unit} is measured by two numbers. Epsilon ({_size(spent.epsilon)} "
-        "here) says how strongly the release may depend on it: 0 is not at all. Delta "
-        f"({_chance(spent.delta)} here) is a small chance that is set aside, with which the limit set by epsilon may fail."
+        f"here) says how strongly the release may depend on that {spent.unit}: 0 is not at all. Delta "
+        f"({_chance(spent.delta)} here) is a small chance: with it, the limit that epsilon sets may fail."
     ]
     if math.isinf(spent.epsilon) and not found.curve.vacuous:
         said.append(
@@ -55,13 +55,14 @@ def _lead(found: Meaning) -> str:
 
 
 def _attacker(spent: Spent) -> str:
+    add_remove, one = spent.relation is Relation.ADD_REMOVE, _belonging(spent)
     question = (
-        f"whether one person's {spent.unit} was used"
-        if spent.relation is Relation.ADD_REMOVE
-        else f"which of two possible {spent.unit}s of one person was used"
+        f"whether one person's {one} used"
+        if add_remove
+        else f"which of two possible {_two(spent)} of one person was used"
     )
     return _wrapped(
-        f"THE ATTACKER wants to know {question}. Think of the worst one: they know all other records, the method, its "
+        f"THE ATTACKER wants to know {question}. Think of the worst one: they know {_all_others(spent)}, the method, its "
         "settings and everything that was released. Only the random noise is hidden from them. "
         f"{_condition(spent)} attacker does better than the numbers below, with any computer and any other data, now or later."
     )
@@ -86,7 +87,11 @@ def _finding(found: Meaning) -> str:
 
 def _guessing(found: Meaning) -> str:
     add_remove = found.spent.relation is Relation.ADD_REMOVE
-    what = "whether the person is in the data or not" if add_remove else "which of two possible records is used"
+    what = (
+        "whether the person is in the data or not"
+        if add_remove
+        else f"which of two possible {_two(found.spent)} is used"
+    )
     right = (1 + found.advantage) / 2
     return _wrapped(
         f"GUESSING ABOUT ONE PERSON. A coin decides in secret {what}. The attacker guesses right in at most {_of(right)} "
@@ -96,7 +101,9 @@ def _guessing(found: Meaning) -> str:
 
 def _believing(found: Meaning) -> str:
     """Priors and posteriors."""
-    what = "that the person is in" if found.spent.relation is Relation.ADD_REMOVE else "in one of the two records"
+    what = "that the person is in"
+    if found.spent.relation is not Relation.ADD_REMOVE:
+        what = f"that the first of the two {_two(found.spent)} was used"
     lines = [
         _wrapped(
             f"CHANGING THEIR MIND. How sure the attacker is {what}, before and after they see the release. The "
@@ -113,9 +120,8 @@ def _believing(found: Meaning) -> str:
 
 def _family(found: Meaning, group: Group) -> str:
     spent, rate = found.spent, 0.01
-    together = (
-        f"A FAMILY, or one person with several records, is protected less. For {group.size} {spent.unit}s together "
-    )
+    who = "A FAMILY" if spent.unit == "user" else "A FAMILY, or one person with several records,"
+    together = f"{who} is protected less. For {group.size} {spent.unit}s together "
     if group.delta >= 1 or math.isinf(group.epsilon):
         return _wrapped(f"{together}nothing at all is promised.")
     delta = "the same delta" if group.delta == spent.delta else f"delta = {round_up(group.delta)}"
@@ -137,8 +143,8 @@ def _not_promised(spent: Spent) -> str:
         "That the code did what the settings say. A proof is about the method; an audit tests the code.",
         "Anything about how accurate or fair the result is.",
     ]
-    if spent.relation is Relation.REPLACE_ONE:
-        points.insert(1, "The number of records: it counts as public here.")
+    if spent.relation is Relation.REPLACE_ONE or any("number of" in fact for fact in spent.conditions):
+        points.insert(1, f"The number of {spent.unit}s: it counts as public here.")
     if isinstance(spent.guarantee, Claimed):
         points.insert(0, "Any of the numbers above: they are claimed, not proved.")
     listed = [textwrap.fill(text, WIDTH, initial_indent="  - ", subsequent_indent="    ") for text in points]
@@ -147,8 +153,24 @@ def _not_promised(spent: Spent) -> str:
 
 def _sides(spent: Spent) -> tuple[str, str]:
     if spent.relation is Relation.ADD_REMOVE:
-        return f"whose {spent.unit} was used", f"whose {spent.unit} was not used"
+        return f"whose {_belonging(spent)} used", f"whose {_belonging(spent)} not used"
+    if spent.unit == "user":
+        return "whose first set of records was used", "whose second set was used instead"
     return f"whose first {spent.unit} was used", f"whose second {spent.unit} was used instead"
+
+
+def _belonging(spent: Spent) -> str:
+    """What one person has in the data, with its verb."""
+    return "records were" if spent.unit == "user" else f"{spent.unit} was"
+
+
+def _two(spent: Spent) -> str:
+    """What is replaced, where one person's part is replaced by another."""
+    return "sets of records" if spent.unit == "user" else f"{spent.unit}s"
+
+
+def _all_others(spent: Spent) -> str:
+    return "the records of all other people" if spent.unit == "user" else "all other records"
 
 
 def _condition(spent: Spent) -> str:

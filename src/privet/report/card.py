@@ -50,6 +50,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "title": statement.title(record, spent),
         "released": statement.released(record),
         "not_protected": record.data.who_is_unprotected,
+        "not_for_release": statement.not_for_release(record),
         "created": record.created,
         "made_by": f"Privet {record.environment.get('privet', '')}".strip(),
         "method": record.method,
@@ -60,7 +61,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "attacks": [_attack(record, record.attack)] if record.attack else [],
         "audits": [audit.to_dict() for audit in record.audits],
         "measured": _measured(record),
-        "data": _data(record),
+        "data": _data(record, spent),
         "model": {"name": record.model.name, "parameters": record.model.parameters},
         "synthetic": asdict(record.synthetic) if record.synthetic else None,
         "settings": record.settings,
@@ -164,10 +165,11 @@ def _measured(record: RunRecord) -> dict[str, Any]:
     return facts
 
 
-def _data(record: RunRecord) -> dict[str, Any]:
+def _data(record: RunRecord, spent: Spent) -> dict[str, Any]:
     data = record.data
     return {
         "name": data.name,
+        "said": statement.data(record, spent),
         "public": data.public,
         "training_records": data.training_records,
         "unit": data.unit,

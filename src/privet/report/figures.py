@@ -124,7 +124,7 @@ def roc(attack: AttackResult, limit: Callable[[float], float], limit_name: str) 
 
 def roc_at_low_rates(attack: AttackResult, limit: Callable[[float], float], limit_name: str) -> str:
     """The same on logarithmic axes, where an attack that is sure of a few records would show."""
-    floor = 1 / attack.non_members
+    floor = 1 / max(attack.non_members, 10)  # an axis from 1 to 1 cannot be drawn
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
 from privet.report.drawing import draw_way
 from privet.report.places import Way, way_of
-from privet.report.record import AttackResult, RunRecord
+from privet.report.record import AttackResult, Rate, RunRecord
 
 FILE = "report.html"
 Limit = Callable[[float], float]
@@ -61,6 +62,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         record=record,
         internal=not record.data.public,
         unprotected=record.data.who_is_unprotected,
+        not_for_release=statement.not_for_release(record),
         title=statement.title(record, spent),
         statement=_unbroken(str(spent)),
         standing=standing,
@@ -71,7 +73,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         attack=record.attack,
         audits=record.audits,
         too_few=bool(record.attack and not all(map(record.attack.resolves, record.attack.rates))),
-        verdict=_verdict(record.attack) if record.attack else "",
+        verdict=_verdict(record.attack, limit) if record.attack else "",
         limit=limit,
         released=statement.released(record),
         way=way,
@@ -146,6 +148,9 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
     if attack := record.attack:
         allows = "the claim would allow" if standing.kind == "claimed" else "the guarantee allows"
         lowest = next((rate for rate in attack.rates if attack.resolves(rate)), attack.rates[-1])
+        against = f"{allows} {words.share_at_most(limit(lowest.fpr))}"
+        if not attack.resolves(lowest):
+            against = "the others are too few to compare this with what the statement allows"
         tiles += [
             Tile(
                 "Area under the attack's ROC",
@@ -153,19 +158,29 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
                 f"{100 * attack.level:.0f} % interval {attack.low:.3f} to {attack.high:.3f}; a coin has 0.5",
             ),
             Tile(
-                f"Members found at {words.share(lowest.fpr)} false alarms",
+                f"Training records found at {words.share(lowest.fpr)} false alarms",
                 words.share(lowest.tpr),
-                f"a coin finds {words.share(lowest.fpr)}; {allows} {words.share_at_most(limit(lowest.fpr))}",
+                f"a coin finds {words.share(lowest.fpr)}; {against}",
             ),
         ]
     tiles.append(
         Tile(
-            f"{record.data.unit.capitalize()}s {'protected' if standing.protects else 'used'}",
+            f"{record.data.unit.capitalize()}s {'trained on' if standing.protects else 'used'}",
             f"{record.data.training_records:,}",
-            f"the training part of {record.data.name}{'' if record.data.public else ', as far as the number is public'}",
+            f"the training part of {record.data.name}{'' if record.data.public else ', as far as the number is public'}"
+            f"{_who_else(record, standing)}",
         )
     )
     return tiles
+
+
+def _who_else(record: RunRecord, standing: words.Standing) -> str:
+    """Whether those that were only measured on are protected, too."""
+    if not standing.protects:
+        return ""
+    if record.data.protects_test:
+        return f"; all {record.data.unit}s are protected, those that were only measured on too"
+    return "; they are protected, those that were measured on are not"
 
 
 def _beside_accuracy(record: RunRecord) -> str:
@@ -180,7 +195,33 @@ def _beside_accuracy(record: RunRecord) -> str:
     return said + on_training
 
 
-def _verdict(attack: AttackResult) -> str:
+def above_the_limit(attack: AttackResult, limit: Limit) -> bool:
+    """Whether the attack's curve is above the limit by more than chance explains.
+
+    Both rates get a one-sided band that holds at all thresholds at once (Dvoretzky, Kiefer, Wolfowitz and Massart), with half
+    of the interval's error each. The records of each side are taken as independent of one another.
+    """
+    alpha = (1 - attack.level) / 2
+    few, many = (math.sqrt(math.log(1 / alpha) / (2 * count)) for count in (attack.members, attack.non_members))
+    curve = zip(attack.false_positive_rate, attack.true_positive_rate, strict=True)
+    return any(found - few > limit(min(1.0, wrongly + many)) for wrongly, found in curve)
+
+
+def _most_wrong(attack: AttackResult, rate: Rate) -> float:
+    """The false positive rate of a row; where no false alarm was allowed, the most that it may be (Clopper-Pearson)."""
+    if attack.resolves(rate):
+        return rate.fpr
+    allowed: float = 1 - ((1 - attack.level) / 2) ** (1 / attack.non_members)
+    return allowed
+
+
+def _verdict(attack: AttackResult, limit: Limit) -> str:
+    if above_the_limit(attack, limit):
+        return (
+            "The attack does better than the statement allows, by more than chance explains. Either people have several "
+            "records in the data, or copies of one, and the statement is about one record; or the training records differ from "
+            "the others in more than having been used; or the statement is wrong. Find out which before you release anything."
+        )
     if attack.low > 0.5:
         return (
             "The attack tells members from non-members better than a coin: the whole interval lies above one half. "
@@ -191,16 +232,18 @@ def _verdict(attack: AttackResult) -> str:
             "The attack does worse than a coin: the others fit the model better than the training records do. The two "
             "groups then differ by more than membership, and the comparison says little about what leaks."
         )
-    above = [rate for rate in attack.rates if rate.low > rate.fpr]
+    above = [rate for rate in attack.rates if rate.low > _most_wrong(attack, rate)]
     if above:
-        at = " and ".join(words.share(rate.fpr) for rate in above)
+        said = (words.share(rate.fpr) if attack.resolves(rate) else "no" for rate in above)
+        at = " and at ".join(dict.fromkeys(said))
         return (
             "Over all thresholds the attack does no better than a coin: one half lies within the interval of the area. But at "
-            f"{at} false positives it finds more members than a coin, by the interval in the table: a few records may be told."
+            f"{at} false positives it finds more members than a coin, by the interval in the table: a few records may be "
+            "recognized."
         )
     return (
-        "The attack does no better than a coin: one half lies within the interval of the area, and no rate in the table lies "
-        "above a coin's. That is evidence about this attack, not a proof about others."
+        "The attack does no better than a coin: one half lies within the interval of the area, and no rate in the table is "
+        "surely above a coin's. That is evidence about this attack, not a proof about others."
     )
 
 

@@ -80,8 +80,13 @@ class DataSummary:
         if self.public or not self.unprotected:
             return ""
         if not self.measured_share:
-            return "NOT PROTECTED: the test records. The statement is about the training records alone."
-        share = f"about {100 * self.measured_share:g} % of the records"
+            also = (
+                " A user who is in both parts is protected for the training records alone."
+                if self.unit == "user"
+                else ""
+            )
+            return f"NOT PROTECTED: the test records. The statement is about the training records alone.{also}"
+        share = f"about {100 * self.measured_share:g} % of the {self.unit}s"
         return f"NOT PROTECTED: the hold-out, {share}. The statement is about the others alone."
 
 

@@ -58,9 +58,11 @@ def meaning(record: RunRecord, spent: Spent) -> str:
     if shown.kind == "open":
         return f"Nothing limits what the {what} may reveal about a {spent.unit}."
     found = spent.meaning
-    inside, outside = f"those whose {spent.unit} was", f"those whose {spent.unit} was not used"
+    inside, outside = f"those whose {spent.unit} was used", f"those whose {spent.unit} was not used"
+    used = "used"
     if spent.unit == "user":
-        inside, outside = "those who were", "the users who were not in"
+        used = "in the data"
+        inside, outside = "the users who were in the data", "the users who were not"
     if shown.vacuous:
         nothing = {
             "claimed": "Even if the claim held, it would promise",
@@ -79,10 +81,36 @@ def meaning(record: RunRecord, spent: Spent) -> str:
     return (
         f"{lead} attacker who has the {what} and knows everything else, and who wrongly names {words.share(0.01)} of "
         f"{outside}, finds at most {words.share_at_most(found.true_positive_rate(0.01))} of "
-        f"{inside}. Whoever thought it {words.share(0.5)} likely that a given {spent.unit} was used thinks it at "
+        f"{inside}. Whoever thought it {words.share(0.5)} likely that a given {spent.unit} was {used} thinks it at "
         f"most {words.share_at_most(found.posterior(0.5))} likely afterwards, except with probability "
         f"{words.odds(found.failure)}."
     )
+
+
+def data(record: RunRecord, spent: Spent) -> str:
+    """The public numbers of the data, and whom of them the statement is about."""
+    about = record.data
+    said = f"{about.training_records:,} training {about.unit}s"
+    if about.public:
+        protected = ", which are protected" if standing(spent).protects else ""
+        return f"{said}{protected}, and {about.test_records:,} test records, which are public"
+    if not standing(spent).protects:
+        return said
+    if about.unprotected:
+        return f"{said}, which are protected"
+    if not about.measured_share:
+        return f"{said}, which are protected; so are the test records"
+    return (
+        f"about {said}, which are protected; so are the others, about {words.share(about.measured_share)}, which were only "
+        "measured on"
+    )
+
+
+def not_for_release(record: RunRecord) -> str:
+    """A sentence about a run that must not be released; empty where nothing speaks against it."""
+    if not record.seeded:
+        return ""
+    return "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
 
 
 def accuracy_interval(record: RunRecord) -> Interval | None:
@@ -104,7 +132,7 @@ def measured(record: RunRecord) -> str:
         )
     on = "on the test records"
     if record.data.measured_share and not record.data.public:
-        on = f"on about {words.share(record.data.measured_share)} of the records, which were not trained on"
+        on = f"on about {words.share(record.data.measured_share)} of the {record.data.unit}s, which were not trained on"
     if found.noise:
         on += f", with noise of {words.number(found.noise)} on each count, which the ledger holds"
     return (
@@ -136,9 +164,10 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
         ),
         (
             "Other units.",
-            "One user is protected with all their records. Users who belong together, as a family does, are protected less."
+            "The statement is about one user with all their records. For users who belong together, as a family does, it is "
+            "weaker."
             if spent.unit == "user"
-            else f"One {spent.unit} is protected. Somebody who is in several is protected less.",
+            else f"The statement is about one {spent.unit}. For a person with several it is weaker.",
         ),
         (
             "Facts about everybody.",

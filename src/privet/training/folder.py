@@ -67,7 +67,9 @@ class RunFolder:
             """What the newest checkpoint holds; None before there is one."""
             ledger = self.path / LEDGER
             if not resume and (self.state is not None or ledger.exists()):
-                raise InputError(f"{self.path} holds a run already: resume it (resume=True), or give another folder.")
+                raise InputError(
+                    f"{self.path} holds a run already: resume it (--resume, or resume=True), or give another folder."
+                )
             found = self._open_ledger(ledger)
             self.ledger = Ledger(ledger, relation=relation, unit=unit) if found is None else found
             self._newest = self._newest_head()
