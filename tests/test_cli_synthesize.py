@@ -32,7 +32,7 @@ def test_it_says_why_what_it_cost_and_where_the_release_is(run):
     folder, said = run
     assert "Method moments, because" in said
     assert "at delta = 1e-05 (add/remove one record; no sampling; PLD; proved; the number of records is public)" in said
-    assert f"To release: {folder / 'release'}" in said
+    assert f"Seeded, so not for release: {folder / 'release'}" in said
 
 
 def test_the_release_holds_the_data_its_card_and_a_ledger_within_the_budget(run):
