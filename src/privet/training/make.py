@@ -151,6 +151,7 @@ def make_private(
     optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     _refuse_several_processes(models)
     _refuse_second_plan(models, ledger)
+    _keep_memory_for_the_next_step()
     with ExitStack() as undo:
         run = _run_folder(folder, resume, ledger, unit, undo)
         ledger = run.ledger if run is not None else ledger if ledger is not None else Ledger(unit=unit)
@@ -230,6 +231,15 @@ def _assumptions(isolation: Isolation, self_check: bool) -> tuple[str, ...]:
     if not self_check:
         return ("the loop treats each record on its own, and uses records in no other way, which was not checked",)
     return ()
+
+
+def _keep_memory_for_the_next_step() -> None:
+    """Take and free one block of 31 MiB, which nothing touches.
+
+    glibc gives freed blocks back to the system from a size on that grows with the largest block that was freed, up to 32 MiB. In
+    a step of small tensors, taking them again page by page is a fifth of the time (an MLP on 600 records: 9.3 and 7.4 ms).
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def _refuse_several_processes(models: Sequence[nn.Module]) -> None:
