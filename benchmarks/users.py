@@ -7,7 +7,7 @@ set once and not tuned; the test records only measure.
 
 Time: one step over the same examples, each a record of its own or eight to a user, in turns; CPU time on one thread.
 
-    PYTHONPATH=. python benchmarks/users.py [--seeds 3] [--epsilon 3] [--only accuracy|time]
+    PYTHONPATH=. python benchmarks/users.py [--seeds 3] [--epsilon 3] [--rounds 40] [--only accuracy|time]
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ MOST_HELD = 500
 POWER = 1.6
 """The chance that a user holds n records falls as n to the minus this."""
 STEPS, USERS_A_STEP, RECORDS_A_STEP = 400, 0.1, 0.02
-ROUNDS = 40
 
 
 def deal(labels: Tensor, seed: int) -> Tensor:
@@ -128,7 +127,7 @@ def accuracy(epsilon: float, seeds: int) -> dict[str, Any]:
     }
 
 
-def step(case: str, users: int) -> Callable[[], float]:
+def step(case: str, users: int, rounds: int) -> Callable[[], float]:
     """The CPU time of a step over a case's batch, with so many examples to a user; 0 means that a record is the unit."""
     chosen = CASES[case]
     torch.manual_seed(0)
@@ -136,7 +135,7 @@ def step(case: str, users: int) -> Callable[[], float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     units = chosen.batch // users if users else chosen.batch
     private = privet.make_private(
-        model, optimizer, TensorDataset(x, y), batch_size=units, steps=ROUNDS + 5, noise_multiplier=1.0, delta=1e-5,
+        model, optimizer, TensorDataset(x, y), batch_size=units, steps=rounds + 5, noise_multiplier=1.0, delta=1e-5,
         max_grad_norm=1.0, seed=0, users=torch.arange(chosen.batch) // users if users else None,
     )  # fmt: skip
     batches = iter(private.batches())
@@ -153,19 +152,22 @@ def step(case: str, users: int) -> Callable[[], float]:
     return run
 
 
-def times() -> dict[str, Any]:
+def times(rounds: int) -> dict[str, Any]:
     found = {}
     for case in CASES:
-        one, eight = step(case, 0), step(case, 8)
+        one, eight = step(case, 0, rounds), step(case, 8, rounds)
         for _ in range(3):
             one(), eight()
         ratios = []
-        for number in range(ROUNDS):
+        for number in range(rounds):
             pair = (one(), eight()) if number % 2 else (eight(), one())[::-1]
             ratios.append(pair[1] / pair[0])
         ratios.sort()
-        low, high = ratios[int(ROUNDS / 2 - 0.98 * ROUNDS**0.5)], ratios[int(ROUNDS / 2 + 0.98 * ROUNDS**0.5)]
-        found[case] = {"ratio": statistics.median(ratios), "low": low, "high": high}
+        low, high = (
+            ratios[max(int(rounds / 2 - 0.98 * rounds**0.5), 0)],
+            ratios[min(int(rounds / 2 + 0.98 * rounds**0.5), rounds - 1)],
+        )
+        found[case] = {"ratio": statistics.median(ratios), "low": low, "high": high, "rounds": rounds}
         print(
             f"{case}: a step by users takes {found[case]['ratio']:.2f} ({low:.2f} to {high:.2f}) of one by records",
             flush=True,
@@ -177,6 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epsilon", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--only", choices=["accuracy", "time"])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -186,7 +189,7 @@ def main() -> None:
     if options.only != "time":
         result["accuracy"] = accuracy(options.epsilon, options.seeds)
     if options.only != "accuracy":
-        result["time"] = times()
+        result["time"] = times(options.rounds)
     path.write_text(json.dumps(result, indent=2) + "\n")
 
 
