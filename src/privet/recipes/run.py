@@ -188,8 +188,8 @@ def measure(
     if measuring is None:
         return None
     randomness = Randomness.apart("accuracy", seed)
-    kept = {"ledger": ledger, "randomness": randomness, "shares": test.shares}
-    return measuring.read(predicted, test.labels, len(about.classes), **kept)  # type: ignore[arg-type]
+    classes = len(about.classes)
+    return measuring.read(predicted, test.labels, classes, ledger=ledger, randomness=randomness, shares=test.shares)
 
 
 def title_of(dataset: Dataset) -> str:
