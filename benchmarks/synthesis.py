@@ -14,7 +14,7 @@ from pathlib import Path
 
 from privet.cli.student_tables import shown_students
 from privet.recipes.table import Row
-from privet.report.plain import build
+from privet.io.plain import build
 from privet.synthesis import table
 
 sys.path.insert(0, str(Path(__file__).parent))

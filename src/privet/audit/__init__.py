@@ -7,13 +7,9 @@ from privet.audit.claim import Claim
 from privet.audit.guessing import audit_guesses
 from privet.audit.laboratory import Seen, Station, laboratory
 from privet.audit.one_step import step
-from privet.audit.published import published_noise
-from privet.audit.recorded import recorded
-from privet.audit.releases import release
 from privet.audit.result import Audit
 from privet.audit.threshold import audit_scores
 from privet.audit.trained import trainer
-from privet.audit.voting import votes
 from privet.audit.whole_run import training
 
 __all__ = [
@@ -33,11 +29,14 @@ __all__ = [
     "mechanism",
     "mislabelled",
     "out_of_distribution",
-    "published_noise",
-    "recorded",
-    "release",
     "step",
     "trainer",
     "training",
-    "votes",
 ]
+
+
+def __getattr__(name):  # until the audits of methods have moved
+    import importlib
+    where={"published_noise":"published","recorded":"recorded","release":"releases","votes":"voting"}
+    if name in where: return getattr(importlib.import_module(f"privet.audit.{where[name]}"), name)
+    raise AttributeError(name)

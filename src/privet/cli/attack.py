@@ -1,199 +1,139 @@
-"""`privet attack`."""
+"""`privet attack`: membership inference on the release of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
+from privet.cli.program import AsJson, verb
 from privet.cli.progress import computing
-from privet.cli.records import load_again
-from privet.cli.report import RunFolder
+from privet.cli.records import Plugins, command_line, keys, load_again, load_plugins, pairs
 from privet.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor, nn
-
-    from privet.attacks import Roc
-    from privet.data import Dataset, Progress
-    from privet.report import AttackResult
+    from privet.attacks import AttackResult
+    from privet.data import Dataset
+    from privet.report import RunRecord
 
 PICTURE = "inversion.png"
+INVERSION = "inversion"
 INTERNAL = "Internal, computed from private records without noise and not for release"
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/a.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="For a run with a model of your own: py:package.module:Net, which builds it. A record never names code to import."
+    ),
+]
 
 
-class Attack(StrEnum):
-    """Which attack."""
+def attack_keys() -> list[str]:
+    from privet.attacks import attack_names
 
-    loss = "loss"
-    shadow = "shadow"
-    lira = "lira"
-    inversion = "inversion"
-    distance = "distance"
-    density = "density"
+    return [*attack_names(), INVERSION]
 
 
-ON_DATA = (Attack.distance, Attack.density)
+def _old(name: str) -> Any:
+    return typer.Option(f"--{name}", hidden=True, help=f"Moved: write --set {name}=...")
 
 
-class Signal(StrEnum):
-    """What the attacker looks at."""
+@dataclass
+class Moved:
+    """Options of version 0.1 that are settings of an attack now: they work for one more version, with a warning."""
 
-    loss = "loss"
-    confidence = "confidence"
+    signal: Annotated[str | None, _old("signal")] = None
+    shadows: Annotated[int | None, _old("shadows")] = None
+    records: Annotated[int | None, _old("records")] = None
+    epochs: Annotated[int | None, _old("epochs")] = None
+    seed: Annotated[int | None, _old("seed")] = None
+
+    def settings(self) -> dict[str, Any]:
+        found = {name: value for name, value in vars(self).items() if value is not None and name != "signal"}
+        for name, value in found.items():
+            typer.echo(
+                f"privet: --{name} moved and will stop working in the next version: write --set {name}={value}", err=True
+            )
+        return found
 
 
-NAMES = {Signal.loss: "Loss threshold", Signal.confidence: "Confidence threshold (the attacker has no labels)"}
-
-
-@app.command("attack", epilog="Example:  privet attack runs/a --attack lira --shadows 16")
+@verb("attack", "privet attack runs/a --attack lira --set shadows=16")
 def attack(
-    context: typer.Context,
     run: RunFolder,
-    kind: Annotated[
-        Attack | None,
+    moved: Moved,
+    attacks: Annotated[
+        list[str] | None,
         typer.Option(
             "--attack",
-            help="loss: how well each record is fitted; shadow: learnt from a shadow model; lira: each record against "
-            "shadow models with and without it; inversion: a picture of each class. Of artificial data: distance to the "
-            "closest example; density: where it is denser than other records. Without it, loss or distance.",
+            "--attacks",
+            help="Attacks by key, with commas between (privet attacks lists them), or inversion: a picture of each class. "
+            "Without it, loss for a model and distance for synthetic data.",
+            autocompletion=attack_keys,
         ),
     ] = None,
-    signal: Annotated[
-        Signal, typer.Option(help="For loss: fit to the true label, or to the likeliest one.")
-    ] = Signal.loss,
-    shadows: Annotated[int, typer.Option(help="For lira: how many shadow models.", min=4)] = 16,
-    records: Annotated[
-        int, typer.Option(help="For shadow, lira, distance and density: at most so many on each side.", min=20)
-    ] = 2000,
-    epochs: Annotated[int, typer.Option(help="For shadow and lira: of the shadow models.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Of the shadow models.", min=0)] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the attack (privet attacks lists them); repeat the option to give several.",
+        ),
+    ] = None,
+    model: Model = "",
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack what a run made, a model or data: can its training records be told from others? Updates the run's page.
+    """Attack the release of a run, a model or data: can its training records be told from others?
 
-    Shadow models have the run's architecture and are trained without noise, by Adam: shadow on test records that are
-    then not asked about, lira on random halves of the records in question.
+    Every result is appended to the run's record, with date, command and power; page and card list them all.
     """
-    from privet.report import AttackResult, RunRecord, load_model, renew
-    from privet.report.data_mark import KEY_FILE, fits
+    load_plugins(plugins)
+    from privet.report import RunRecord
+    from privet.runs.after import attack_run, attack_with
 
     record = RunRecord.read(run)
-    kind = kind or (Attack.distance if record.synthetic else Attack.loss)
-    check_used(context, kind.value)
-    if kind in ON_DATA and not record.synthetic:
-        raise InputError(f"{run}: the attack {kind.value} is on artificial data, and this run made a model.")
+    given: dict[str, Any] = moved.settings() | pairs(settings or ())
+    wanted = keys(attacks) or ["distance" if record.synthetic else "loss"]
+    if moved.signal == "confidence" and wanted == ["loss"]:
+        typer.echo("privet: --signal moved and will stop working in the next version: write --attack confidence", err=True)
+        wanted = ["confidence"]
+    if wanted == [INVERSION]:
+        _invert(record, run, model, as_json)
+        return
+    chosen = [attack_with(key, given) for key in wanted]
     dataset = load_again(record.data)
-    if not any(fits(record.data.fingerprint, mark, run) for mark in (dataset.origin, dataset.fingerprint)):
-        raise InputError(
-            f"{run}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
-            f"cannot be told; run it again."
+    with computing() as progress:
+        results, page, extra = attack_run(
+            run, chosen, dataset, model=model, command=command_line(), progress=progress
         )
-    if kind in ON_DATA:
-        result, lines = _on_data(kind, run, dataset, records, seed)
-    else:
-        model = load_model(record, run)
-        if kind is Attack.inversion:
-            _invert(model, dataset, run, as_json)
-            return
-        if kind is Attack.loss:
-            name, roc = NAMES[signal], _fit(model, dataset, signal, record.data.set_aside)
-        else:
-            name, roc = _by_shadows(kind, model, dataset, record.data.set_aside, shadows, records, epochs, seed)
-        result, lines = AttackResult.of(name, roc), []
-    dataclasses.replace(record, attack=result).write(run)
-    page = renew(run)
     if as_json:
-        facts = dataclasses.asdict(result)
+        facts = [dataclasses.asdict(result) for result in results]
         if not record.data.public:
-            facts |= {"members": None, "non_members": None, "internal": INTERNAL}
-        typer.echo(json.dumps(facts | {"page": str(page)}, indent=1))
+            facts = [each | {"members": None, "non_members": None, "internal": INTERNAL} for each in facts]
+        typer.echo(json.dumps(facts[0] | {"page": str(page)} if len(facts) == 1 else facts, indent=1))
         return
     if not record.data.public:
         typer.echo(f"{INTERNAL}:")
-    for line in [*sentences(result, public=record.data.public), *(lines or [thresholds(result)])]:
-        typer.echo(line)
+    for result in results:
+        for line in [*sentences(result, public=record.data.public), *(extra or [thresholds(result)])]:
+            typer.echo(line)
     typer.echo(f"The page: {page}")
 
 
-def _on_data(kind: Attack, run: Path, dataset: Dataset, records: int, seed: int) -> tuple[AttackResult, list[str]]:
-    """The result, and what else is said of artificial data."""
-    from privet.synthesis import attacks, read_release
-
-    inputs = read_release(run)
-    result = attacks.membership(inputs, dataset, kind.value, asked=records, seed=seed)
-    return result, [str(found) for found in attacks.closeness(inputs, dataset, asked=records, seed=seed)]
-
-
-def _fit(model: nn.Module, dataset: Dataset, signal: Signal, aside: int) -> Roc:
-    from privet.attacks import LossThreshold
-    from privet.data import set_aside
-    from privet.recipes import outputs
-
-    with computing() as features:
-        members, others = outputs(model, dataset, features, aside)
-    attacked = LossThreshold(signal=signal.value)
-    labels = set_aside(dataset, aside).test.labels
-    return attacked(lambda given: given, (members, dataset.train.labels), (others, labels))
-
-
-def _by_shadows(
-    kind: Attack, model: nn.Module, dataset: Dataset, aside: int, shadows: int, records: int, epochs: int, seed: int
-) -> tuple[str, Roc]:
-    import torch
-
-    from privet.attacks import Fitting, fresh, lira, membership
-
-    generator = torch.Generator().manual_seed(seed)
-    with computing() as progress:
-        part, train, test = _trained_part(model, dataset, aside, records, generator, progress)
-        fitting = Fitting(lambda: fresh(part), epochs=epochs, progress=progress)
-        half = len(test[0]) // 2
-        if kind is Attack.shadow:
-            others, population = (test[0][:half], test[1][:half]), (test[0][half:], test[1][half:])
-            roc = membership(part, train, others, attack="shadow", train=fitting, population=population, seed=seed)
-            return "Shadow model (trained without noise)", roc
-        found = lira(part, train, test, fitting, generator, shadows=shadows)
-    return f"LiRA ({shadows} shadow models, {found.how.split(':')[0]}, without noise)", found.roc
-
-
-def _trained_part(
-    model: nn.Module, dataset: Dataset, aside: int, records: int, generator: Generator, features: Progress | None
-) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The part of the model that was trained, and samples of the records as that part gets them."""
-    import torch
-
-    from privet.data import compute_features, set_aside
-    from privet.models.on_features import OnFeatures
-
-    before: nn.Module | None = None
-    if isinstance(model, OnFeatures):
-        dataset = compute_features(dataset, model.features, model.key, progress=features)
-        before, model = model.standardise, model.head
-    dataset = set_aside(dataset, aside)
-    sides = []
-    for split in (dataset.train, dataset.test):
-        chosen = torch.randperm(len(split), generator=generator)[:records]
-        x, y = split.batch(chosen)
-        with torch.no_grad():
-            sides.append((x if before is None else before(x), y))
-    return model, sides[0], sides[1]
-
-
-def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> None:
+def _invert(record: RunRecord, run: Path, model: str, as_json: bool) -> None:
     from privet.attacks import class_means, draw_inversion, invert
+    from privet.report import load_model
 
+    dataset: Dataset = load_again(record.data)
     if len(dataset.shape) != 3:
         raise InputError(f"{run}: an inversion is drawn as pictures, and the records of {dataset.name} are not images.")
     classes = range(len(dataset.classes))
-    found = invert(model, classes, dataset.shape, smoothness=0.002)
+    found = invert(load_model(record, run, model), classes, dataset.shape, smoothness=0.002)
     means = class_means(*dataset.train.tensors, classes)
     path = draw_inversion(run / PICTURE, found, dataset.classes, means)
     if as_json:
@@ -208,7 +148,7 @@ def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> Non
 
 
 def sentences(result: AttackResult, *, public: bool) -> list[str]:
-    """The result for a terminal; how many records there are is said where they are public."""
+    """The result for a terminal; the number of records is stated where they are public."""
     against = f"{result.members:,} training records against {result.non_members:,} others"
     lines = [
         f"{result.name}: {against if public else 'training records against others'}",

@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
+from privet.cli.attack import RunFolder
 from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
+from privet.cli.program import AsJson, verb
 from privet.cli.records import say_of_run
 
 JOB = "job.json"
 """Tells the folder of a comparison from that of a run."""
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/a.")]
 
 
-@app.command("report", epilog="Example:  privet report runs/a --licence apache-2.0")
+
+@verb("report", "privet report runs/a --license apache-2.0")
 def report(
     context: typer.Context,
     run: RunFolder,
@@ -69,8 +70,7 @@ def report(
 
 def _comparison(out: Path, as_json: bool) -> None:
     from privet.cli.compare import say
-    from privet.compare.page import write_comparison
-    from privet.compare.result import read_result
+    from privet.runs.comparison import read_result, write_comparison
 
     result = read_result(out)
     write_comparison(result, out)

@@ -1,1 +1,57 @@
-"""One file for each published method."""
+"""Every method of the library: one file each, one table."""
+
+from privet.methods import (  # noqa: F401 - each file registers its methods, in the order of the tables
+    dpsgd,
+    optimized_noise,
+    moments,
+    table_moments,
+    pate,
+    dpgan,
+    frozen_noise_layer_gan,
+    noise_layer_gan,
+    residual_perturbation,
+    svrg,
+)
+from privet.methods.method import (
+    METHODS,
+    Context,
+    DataSpec,
+    Method,
+    Outcome,
+    Power,
+    Public,
+    Ran,
+    Setting,
+    Task,
+    TrainedModel,
+    method_for,
+    method_named,
+    methods_that_make,
+    option,
+    plain_settings,
+    register,
+    settings_of,
+    with_settings,
+)
+
+__all__ = [
+    "METHODS",
+    "Context",
+    "DataSpec",
+    "Method",
+    "Outcome",
+    "Power",
+    "Public",
+    "Ran",
+    "Setting",
+    "Task",
+    "TrainedModel",
+    "method_for",
+    "method_named",
+    "methods_that_make",
+    "option",
+    "plain_settings",
+    "register",
+    "settings_of",
+    "with_settings",
+]

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from privet.clipping import FlatClipping
 from privet.data import Split
-from privet.errors import InputError
 from privet.gradients import Engine
 from privet.methods.adversarial import (
     balanced_labels,
@@ -28,17 +27,19 @@ from privet.methods.adversarial import (
     generate,
 )
 from privet.methods.class_statistics import private_counts
-from privet.methods.synthetic import OnStep, Order, Synthetic
+from privet.methods.method import register
+from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
 from privet.models.conditional import private_discriminator
 from privet.models.dcgan import Generator
 from privet.models.dense_gan import DenseGenerator
-from privet.privacy import Budget, Gaussian, Ledger, Relation
+from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import before_training
 from privet.training import Average, BudgetExhausted, Private, make_private
 
 
+@register
 @dataclass(frozen=True)
-class Dpgan:
+class Dpgan(SyntheticMethod):
     """DP-SGD on a discriminator of (record, label); everything else is post-processing of its noisy gradients.
 
     Formal guarantees: proved. Records are used by a noisy count of the classes and by the
@@ -70,15 +71,15 @@ class Dpgan:
     averaging: float = 0.99
     counts_share: float = 0.005
 
-    title = "DPGAN"
-    relation = Relation.ADD_REMOVE
+    noise_path = "critic"
+    source = "Xie et al. 2018"
+    noise_is = "the discriminator's gradients"
+    proof = "proved"
+    protects_users = True
 
-    @classmethod
-    def fitting(cls, shape: tuple[int, ...], order: Order, as_published: bool = False) -> Dpgan:
-        """The settings for records of a shape."""
-        if as_published:
-            raise InputError("--as-published belongs to noise-layer-gan: leave it out for dpgan.")
-        return cls()
+    key: str = "dpgan"
+    title: str = "DPGAN"
+    by_default: bool = False
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
         shape = tuple(records[0][0].shape)

@@ -1,10 +1,10 @@
-"""DP-SGD: noise in the gradient (Abadi et al. 2016), as one call."""
+"""DP-SGD: noise in the gradient (Abadi et al. 2016), as one call and as a method with its clippings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -12,8 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from privet.data import Split
+from privet.clipping import AdaptiveClipping, AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
+from privet.data import Dataset, Split
 from privet.errors import InputError
+from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
+from privet.methods.preparation import Prepared, arguments, build_model, prepare, releases_of, reserve_accuracy
+from privet.methods.recipe import Recipe, Settings, chosen
+from privet.models.on_features import OnFeatures
 from privet.privacy import Ledger
 from privet.training import BudgetExhausted, Plan, Private, make_private
 from privet.training.standing import OnStep as OnStep
@@ -177,3 +182,219 @@ def accuracy(model: nn.Module, split: Split, batch_size: int = 2000) -> float:
             right += int((predicted == labels).sum())
     model.train(was_training)
     return right / len(split)
+
+
+CLIPPINGS: Mapping[str, Callable[[float], Clipping]] = {
+    "flat": FlatClipping,
+    "automatic": AutomaticClipping,
+    "adaptive": AdaptiveClipping,
+    "per-layer": PerLayerClipping,
+}
+"""The ways of clipping by name, each made from a norm."""
+_NUMBERS_AT_ONCE = 2**22
+_ENTRIES = 100
+"""Target number of history entries; longer runs are thinned to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeMethod(Method):
+    """A method that trains a classifier by a recipe: releases before training, then private steps.
+
+    A subclass says with which clipping and noise, in `trained`. Settings that are not given are those of the recipe.
+
+    Formal guarantees: everything that looks at the training records is in the ledger: the releases that the recipe asks
+    for, the noisy accuracy where test records are protected, and the steps. All of it is planned before the first release.
+    """
+
+    noise_path = ""
+    resumes = True
+    protects_users = True
+    states_noise = False
+    """Whether a noise multiplier that a recipe states is meant for this method."""
+
+    recipe: str = option("", "the recipe by name, or a .yaml file; without it, the one that fits the records")
+    model: str = option("", "another model: a name of privet.models, or py:package.module:Net")
+    accountant: str = option("pld", "whose theorem calibrates the noise")
+    sampling_rate: float | None = option(None, "the probability that a record joins a step's batch")
+    clip: float | None = option(None, "the norm to which each record's gradient is clipped")
+    learning_rate: float | None = option(None, "the learning rate of SGD")
+    momentum: float | None = option(None, "the momentum of SGD")
+    epochs: float | None = option(None, "how long to train; in place of the recipe's epochs or steps")
+    average: float | None = option(None, "decay of a moving average of the parameters; 0 for none")
+
+    def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
+        """Train `part`; `settings` are the arguments of `train`, whose `optimizer` and `records` are in it."""
+        raise NotImplementedError
+
+    def chosen_recipe(self, dataset: Dataset) -> tuple[Recipe, str]:
+        """The recipe for these records, and why it is this one."""
+        found, why = chosen(self.recipe, dataset)
+        return (found.with_model(self.model), f"{why}; the model is your own") if self.model else (found, why)
+
+    def at(self, recipe: Recipe, epsilon: float) -> Settings:
+        """The recipe's settings for a budget, with those that were given in their place."""
+        names = ("sampling_rate", "clip", "learning_rate", "momentum", "average")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.epochs is not None:
+            given |= {"epochs": self.epochs, "steps": 0}
+        return replace(recipe.at(epsilon), **given)
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        dataset = task.dataset
+        recipe, _ = self.chosen_recipe(dataset)
+        settings = self.at(recipe, task.epsilon)
+        if round(settings.sampling_rate * dataset.size) < 1:
+            raise InputError(f"{dataset.name} has too few training records for the recipe {recipe.name}.")
+        model = build_model(recipe, dataset, task.seed)
+        self._check_used(recipe, settings, model)
+        # Advanced composition would pay for one large release with four times the noise in every step.
+        reserved = reserve_accuracy(task, context) if self.accountant == "pld" else None
+        prepared = prepare(recipe, settings, dataset, model, releases_of(task, context), context.progress)
+        done = self.trained(task, prepared.part, self._arguments(task, context, settings, prepared))
+        release = TrainedModel(
+            model, prepared.part, prepared.train, prepared.test, recipe.model.name, arguments(recipe, dataset)
+        )
+        return Outcome(
+            release,
+            plan=done.plan,
+            steps=done.steps,
+            settings=_told(recipe, settings, done, prepared.train.unit),
+            history=done.history,
+            accuracy=reserved,
+            accountant=self.accountant,
+        )
+
+    def _check_used(self, recipe: Recipe, settings: Settings, model: nn.Module) -> None:
+        """Raise where the recipe states a setting that this method or this model does not use."""
+        unused = {
+            "noise_multiplier": (not self.states_noise, f"the method {self.key} calibrates its noise to the budget")
+        }
+        on_features = isinstance(model, OnFeatures)
+        for name in ("mean_noise", "whitening_noise"):
+            unused[name] = (not on_features, f"the model {recipe.model.name} has no features to standardize")
+        unused["components_noise"] = (on_features, f"the model {recipe.model.name} has no projection")
+        for name, (is_unused, why) in unused.items():
+            if is_unused and getattr(settings, name):
+                raise InputError(
+                    f"The recipe {recipe.name} states {name}, which would not be used: {why}. Take it out of the recipe, or "
+                    f"choose another method or model."
+                )
+
+    def _arguments(self, task: Task, context: Context, settings: Settings, prepared: Prepared) -> dict[str, Any]:
+        """The arguments of `train`, from the recipe's settings and the public number of records."""
+        records = task.dataset.size
+        batch = round(settings.sampling_rate * records)
+        steps = settings.steps or max(1, round(settings.epochs * records / batch))
+        optimizer = torch.optim.SGD(prepared.part.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
+        where = {"ledger": context.ledger} if context.folder is None else {"folder": context.folder}
+        return {
+            "optimizer": optimizer,
+            "records": prepared.train,
+            "test": None if context.protect_test else prepared.test,
+            "public_size": records,
+            "on_step": context.on_step,
+            "measure_every": max(1, round(steps * batch / records / _ENTRIES)),
+            "batch_size": batch,
+            "physical_batch_size": _physical(prepared.train, batch),
+            "steps": steps,
+            "epsilon": task.epsilon,
+            # Noise that a paper states: the budget then ends the training.
+            "noise_multiplier": (self.states_noise and settings.noise_multiplier) or None,
+            "delta": task.delta,
+            "accountant": self.accountant,
+            "max_grad_norm": settings.clip,
+            "loss_reduction": "mean",
+            "average": settings.average or None,
+            "scheduler": _falling(optimizer, settings) if settings.decay_epochs else None,
+            "seed": task.seed,
+            # Everything is planned in the settings, also what is recorded before the training.
+            "fixed_beforehand": True,
+            **where,
+        }
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(RecipeMethod):
+    """DP-SGD by a recipe, with any of the ways of clipping.
+
+    Attributes:
+        clipping: flat, automatic, adaptive or per-layer; from Python also a function from a norm to a `Clipping`.
+    """
+
+    noise_path = "gradient"
+    source = "Abadi et al. 2016"
+    noise_is = "the clipped gradient"
+    proof = "(epsilon, delta) for Poisson sampling with joint clipping: proved"
+    states_noise = True
+
+    key: str = "dpsgd"
+    title: str = "DP-SGD (Abadi et al. 2016)"
+    clipping: str | Callable[[float], Clipping] = "flat"
+
+    def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
+        if isinstance(self.clipping, str) and self.clipping not in CLIPPINGS:
+            raise InputError(f"There is no clipping {self.clipping!r}: there are {', '.join(CLIPPINGS)}.")
+        make = CLIPPINGS[self.clipping] if isinstance(self.clipping, str) else self.clipping
+        return train(part, clipping=make(settings.pop("max_grad_norm")), **settings)
+
+
+for _clipping in ("automatic", "adaptive", "per-layer"):
+    register(
+        replace(
+            DPSGD(),
+            key=f"dpsgd-{_clipping}",
+            title=f"DP-SGD, {_clipping} clipping",
+            clipping=_clipping,
+            by_default=False,
+        )
+    )
+register(
+    replace(
+        DPSGD(),
+        key="dpsgd-advanced",
+        title="DP-SGD calibrated by advanced composition",
+        accountant="strong",
+        by_default=False,
+    )
+)
+
+
+def _physical(records: Split, batch: int) -> int | None:
+    """As many records as stay in the processor's cache: half the time of a whole batch of wide records."""
+    fits = max(1, _NUMBERS_AT_ONCE // records[0][0].numel())
+    return fits if fits < batch else None
+
+
+def _falling(optimizer: Optimizer, settings: Settings) -> torch.optim.lr_scheduler.LRScheduler:
+    """The learning rate falls linearly over the first `decay_epochs`, and then stays constant."""
+    end = settings.learning_rate_end / settings.learning_rate
+    steps = settings.decay_epochs / settings.sampling_rate
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + (end - 1) * min(step / steps, 1.0))
+
+
+def _told(recipe: Recipe, settings: Settings, done: Trained, unit: str) -> dict[str, str]:
+    """The settings as the page shows them."""
+    plan = done.plan
+    passes = done.steps * plan.sampling.rate
+    momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
+    falls = f", falling to {settings.learning_rate_end:g}" if settings.decay_epochs else ""
+    described = getattr(plan.clipping, "describe", None)
+    shown = {
+        "Recipe": f"{recipe.name}: {recipe.title}",
+        "Steps": f"{done.steps:,}, about {passes:.3g} passes over the data",
+        "Batch": f"{plan.expected_batch_size:,.0f} {unit}s expected, each drawn with probability {plan.sampling.rate:.4g}",
+        "Clipping": described()
+        if described is not None
+        else f"each {unit}'s gradient to a norm of at most C = {settings.clip:g}",
+        "Noise": f"{plan.noise.describe()} on the sum of a batch",
+        "Optimizer": f"SGD, learning rate {settings.learning_rate:g}{falls}{momentum}",
+    }
+    if settings.average:
+        shown["Parameters"] = f"moving average, decay {settings.average:g}"
+    released = {"mean": settings.mean_noise, "second moments": settings.whitening_noise}
+    released |= {"principal components": settings.components_noise}
+    before = [f"{what} with noise {noise:g}" for what, noise in released.items() if noise]
+    if before:
+        shown["Released before training"] = ", ".join(before)
+    return shown

@@ -9,7 +9,7 @@ that is the price of the idea.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from privet.data import Split
 from privet.errors import InputError
 from privet.methods.adversarial import balanced_labels, game_randomness, generate
 from privet.methods.dp_pca import private_components
-from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
+from privet.methods.method import Task, register
 from privet.methods.noisy_rows import SCHEMES, NoisyRows, calibrated_rows, row_sampling
+from privet.methods.recipe import kind_of
 from privet.methods.row_game import Layout, Maker, RowGame
 from privet.methods.statistics import private_mean
-from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
+from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
 from privet.models.dense_gan import DenseGenerator, SpanGenerator
 from privet.models.embeddings import Directions, random_convolutions, scattering_projection
 from privet.privacy import Budget, Gaussian, Ledger, Relation, steps_of
@@ -33,8 +34,9 @@ FEATURES = ("components", "random", "scattering")
 _EMBEDDED = 1000
 
 
+@register
 @dataclass(frozen=True)
-class FrozenNoiseLayerGan:
+class FrozenNoiseLayerGan(SyntheticMethod):
     """Rows of (embedding, label) under noise, and a GAN that learns from them alone.
 
     Formal guarantees: proved. Records are used by the releases before the rows (mean and directions, of "components" alone) and
@@ -70,7 +72,14 @@ class FrozenNoiseLayerGan:
     averaging: float = 0.995
     module: nn.Module | None = field(default=None, compare=False)
 
-    title = "Noise-layer GAN on frozen features"
+    noise_path = "embedding layer"
+    source = "after Triastcyn and Faltings 2018"
+    noise_is = "an embedding in front of the discriminator, frozen"
+    proof = "with frozen layers before the noise: proved"
+
+    key: str = "noise-layer-gan"
+    title: str = "Noise-layer GAN on frozen features"
+    by_default: bool = False
 
     def __post_init__(self) -> None:
         if self.module is None and self.features not in FEATURES:
@@ -80,13 +89,12 @@ class FrozenNoiseLayerGan:
         if not 0 < self.label_share < 1:
             raise InputError(f"label_share is a part of a row, between 0 and 1, and is {self.label_share}.")
 
-    @classmethod
-    def fitting(cls, shape: tuple[int, ...], order: Order, as_published: bool = False) -> Synthesizer:
-        """The settings for records of a shape; as published, the source's own method."""
-        if as_published:
-            return PublishedNoiseLayerGan()
-        size = math.prod(shape)
-        return cls(dimension=min(cls.dimension, size), scale=0.6 * math.sqrt(size) / 2.8)
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or ("" if kind_of(task.dataset.shape) == "images" else "it is for images")
+
+    def fitted(self, task: Task) -> FrozenNoiseLayerGan:
+        size = math.prod(task.dataset.shape)
+        return replace(self, dimension=min(self.dimension, size), scale=0.6 * math.sqrt(size) / 2.8)
 
     @property
     def relation(self) -> Relation:

@@ -13,8 +13,10 @@ from privet.errors import InputError
 from privet.methods.class_gaussians import ClassGaussians, Noise, release_gaussians
 from privet.methods.scattering_teacher import ScatteringTeacher, probabilities, scatters
 from privet.methods.slant import mapped, sheared, upright
-from privet.methods.synthetic import OnStep, Order, Synthetic, check_classes
-from privet.privacy import Budget, Gaussian, Ledger, Relation
+from privet.methods.method import Method, Task, register
+from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod, check_classes
+from privet.methods.table_moments import TableMoments
+from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import before_training
 
 _SLANT_WEIGHT = 4.0
@@ -23,8 +25,9 @@ _MANY = 20_000
 """From so many records times epsilon on there are many: a teacher pays, and means are known well with little of the budget."""
 
 
+@register
 @dataclass(frozen=True)
-class Moments:
+class Moments(SyntheticMethod):
     """A Gaussian for each class on common directions; for images of upright ones, labelled by a private teacher.
 
     Formal guarantees: the records are used in the releases of `release_gaussians` and, with a teacher, in its mean and
@@ -60,8 +63,19 @@ class Moments:
     teacher_steps: int = 100
     teacher_rate: float = 10.0
 
-    title = "One-shot class moments"
-    relation = Relation.ADD_REMOVE
+    noise_path = "moments"
+    noise_is = "counts, means and second moments of the classes"
+    proof = "proved"
+    protects_users = True
+
+    key: str = "moments"
+    title: str = "One-shot class moments"
+
+    def fitted(self, task: Task) -> Method:
+        """A table gets the moments of tables; other records the settings of `fitting`."""
+        if task.schema is not None:
+            return self.carried_to(TableMoments())
+        return replace(self.carried_to(self.fitting(task.dataset.shape, self.order(task))), key=self.key, title=self.title)
 
     @classmethod
     def fitting(cls, shape: tuple[int, ...], order: Order) -> Moments:

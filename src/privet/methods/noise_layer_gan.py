@@ -24,10 +24,12 @@ from privet.methods.adversarial import (
     game_randomness,
     generate,
 )
-from privet.methods.synthetic import OnStep, Order, Synthetic
+from privet.methods.method import Task, register
+from privet.methods.recipe import kind_of
+from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
 from privet.models.dcgan import Discriminator, Generator, discriminator
 from privet.noise.layer import NoiseLayer
-from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, Relation, steps_of
+from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, steps_of
 from privet.randomness import Randomness
 from privet.training import BudgetExhausted
 
@@ -37,8 +39,9 @@ CLAIM = Claimed(
 )
 
 
+@register
 @dataclass(frozen=True)
-class PublishedNoiseLayerGan:
+class PublishedNoiseLayerGan(SyntheticMethod):
     """The source's teacher, its training and its accounting.
 
     Formal guarantees: none; the ledger holds what the source claims of each step, under `CLAIM`. Labels count as public,
@@ -60,8 +63,21 @@ class PublishedNoiseLayerGan:
     latent: int = 64
     convolutions: int = 4
 
-    title = "Noise-layer GAN as published (its privacy is claimed, not proved)"
-    relation = Relation.ADD_REMOVE
+    noise_path = "embedding layer"
+    source = "Triastcyn and Faltings 2018"
+    noise_is = "an embedding in the discriminator"
+    proof = "the published theorem: claimed, and refuted"
+
+    key: str = "noise-layer-gan-published"
+    title: str = "Noise-layer GAN as published (its privacy is claimed, not proved)"
+    by_default: bool = False
+
+    def __post_init__(self) -> None:
+        if self.labels == "votes":
+            raise InputError(f"The method {self.key} takes the labels as public, as its source does: leave out votes.")
+
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or ("" if kind_of(task.dataset.shape) == "images" else "it is for images")
 
     def noise_multiplier(self, records: int, order: Order) -> float:
         """The least sigma / C that spends the budget by the moments accountant, as the source does."""

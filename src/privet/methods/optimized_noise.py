@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ from privet.clipping import MovingEllipticalClipping
 from privet.data import Split
 from privet.errors import InputError
 from privet.methods import dpsgd
-from privet.methods.dpsgd import Loss, Trained
+from privet.methods.dpsgd import Loss, RecipeMethod, Trained
+from privet.methods.method import Task, option, register
 from privet.noise import IsotropicL2Noise, MovingShapeNoise, PublishedShapeNoise, ShapedNoise
 
 FORMS = ("grouped", "isotropic", "elliptical")
@@ -119,3 +120,51 @@ class CostSensitivity:
             for name, gradient in zip(parameters, found, strict=True):
                 total[name] += gradient * (len(indices) / len(records))
         return total
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class OptimizedNoise(RecipeMethod):
+    """DP-SGD with the noise of least cost in place of Gaussian noise, by a recipe.
+
+    Attributes:
+        form: grouped, isotropic or elliptical.
+        as_published: the published algorithm, whose epsilon is only claimed.
+    """
+
+    source = "Xiang et al. 2019"
+    noise_is = "the gradient, shaped by a weighting"
+    proof = "weighting from public data or releases: proved; as published, from private records: claimed, refuted"
+
+    key: str = "optimized-noise"
+    title: str = "Optimized additive noise (Xiang et al. 2019), grouped"
+    form: str = option("grouped", "the form of the noise: grouped, isotropic or elliptical")
+    as_published: bool = False
+
+    def why_not(self, task: Task) -> str:
+        if self.as_published and task.dataset.train.users is not None:
+            return "it has no proof for users who hold several records"
+        return super().why_not(task)
+
+    def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
+        return train(part, form=self.form, as_published=self.as_published, **settings)
+
+
+for _form, _said in (("isotropic", "isotropic"), ("elliptical", "elliptical clipping with Gaussian noise")):
+    register(
+        replace(
+            OptimizedNoise(),
+            key=f"optimized-noise-{_form}",
+            title=f"Optimized additive noise (Xiang et al. 2019), {_said}",
+            form=_form,
+        )
+    )
+register(
+    replace(
+        OptimizedNoise(),
+        key="optimized-noise-published",
+        title="Optimized additive noise (Xiang et al. 2019), as published, by advanced composition: only claimed",
+        as_published=True,
+        accountant="strong",
+    )
+)

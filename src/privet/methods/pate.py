@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from privet.data import Split
+from privet.data import Split, compute_features, set_aside
 from privet.errors import InputError, PrivetError
+from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
+from privet.methods.preparation import arguments, build_model, reserve_accuracy
+from privet.methods.recipe import chosen
 from privet.methods.teachers import KernelTeacher, OnStep, PublicView, Teach, kernel
-from privet.methods.voting import Answers, Voting, label_by_votes
+from privet.methods.voting import Answers, Confidence, Voting, label_by_votes
+from privet.models.on_features import OnFeatures
 from privet.privacy import Budget, Ledger, NoisyVotes, PublicRecords
 from privet.randomness import Randomness
 
@@ -194,3 +198,97 @@ def _fit(
         if on_step is not None:
             on_step({"what": "Student", "step": step, "steps": student.steps})
     model.eval()
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Pate(Method):
+    """PATE: the model of a recipe learns public records with the labels that teachers of the private ones vote for.
+
+    Of the recipe, the model and its fixed features are used; its settings are not.
+
+    Attributes:
+        teachers: how many teachers; 0 for the usual number for these records and this budget.
+        queries: how many public records the teachers are asked about; 0 for as many as their noise allows.
+        threshold, threshold_noise: answer only where a class has this many votes, counted with this noise; 0 for all queries.
+    """
+
+    noise_path = "votes"
+    source = "Papernot et al. 2018"
+    noise_is = "votes of teachers on public records"
+    proof = "for the noisy counts: proved; the data-dependent cost is not for release"
+    protects_users = True
+    needs_public = True
+
+    key: str = "pate"
+    title: str = "PATE, Gaussian noisy-max votes (Papernot et al. 2018)"
+    recipe: str = option("", "the recipe whose model is the student; without it, the one that fits the records")
+    model: str = option("", "another model for the student: a name of privet.models, or py:package.module:Net")
+    teachers: int = 0
+    queries: int = 0
+    threshold: float = 0.0
+    threshold_noise: float = 0.0
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        assert task.public is not None
+        recipe, _ = chosen(self.recipe, task.dataset)
+        recipe = recipe.with_model(self.model) if self.model else recipe
+        public, dataset, ledger = task.public, task.dataset, context.ledger
+        model = build_model(recipe, dataset, task.seed)
+        part, seen, unlabeled = model, dataset, public.other
+        if isinstance(model, OnFeatures):
+            seen = compute_features(dataset, model.features, model.key, progress=context.progress)
+            part = nn.Sequential(model.standardise, model.head)
+            if unlabeled is not None:
+                unlabeled = compute_features(unlabeled, model.features, model.key, progress=context.progress)
+        seen = set_aside(seen, public.aside)
+        inputs = (seen["public"] if unlabeled is None else unlabeled.train).tensors[0]
+        if isinstance(model, OnFeatures):
+            model.standardise.mean.copy_(inputs.mean(0).view_as(model.standardise.mean))
+        confidence = Confidence(self.threshold, self.threshold_noise) if self.threshold_noise else None
+        voting = Voting(self.teachers or usual_teachers(dataset.size, task.epsilon), confidence)
+        accuracy = reserve_accuracy(task, context)
+        done = train(
+            part,
+            seen.train,
+            inputs,
+            len(dataset.classes),
+            epsilon=task.epsilon,
+            delta=task.delta,
+            named=public.named,
+            queries=self.queries or None,
+            voting=voting,
+            ledger=ledger,
+            seed=task.seed,
+            on_step=context.on_step,
+        )
+        named = f"{public.named[0].upper()}{public.named[1:]}"
+        return Outcome(
+            TrainedModel(model, part, seen.train, seen.test, recipe.model.name, arguments(recipe, dataset)),
+            settings=_told(recipe.name, voting, done, len(inputs), dataset.classes),
+            internal={"Data-dependent cost": str(done.answers.internal)},
+            accuracy=accuracy,
+            set_aside=public.aside,
+            note=f"{named} were taken as public, without their labels: they are not protected",
+        )
+
+
+def _told(recipe: str, voting: Voting, done: Trained, public: int, classes: tuple[str, ...]) -> dict[str, str]:
+    """The settings as page and card show them: public ones, and what was released."""
+    answers, confidence, student = done.answers, voting.confidence, Student()
+    answered = "all answered"
+    if confidence is not None:
+        answered = (
+            f"{len(answers.labels):,} answered: those with {confidence.threshold:g} votes for a class, counted with noise of "
+            f"{confidence.noise:g} votes"
+        )
+    shown = {
+        "Recipe": f"{recipe}: its model for the student, and its fixed features",
+        "Teachers": f"{voting.teachers:,}, each on its own part of the records, which are dealt out at random",
+        "Queries": f"{answers.asked:,} of {public:,} public records, {answered}",
+        "Noise": f"Gaussian, {answers.noise:.4g} votes on each count; the class that wins is released",
+        "Student": f"Adam, {student.steps:,} steps on all public records; answers smoothed over records that are alike",
+    }
+    if done.never:
+        shown["Never answered"] = ", ".join(classes[number] for number in done.never)
+    return shown

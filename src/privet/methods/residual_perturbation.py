@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from privet.data import Split
+from privet.data import Dataset, Split
 from privet.errors import InputError
 from privet.methods import dpsgd
-from privet.methods.dpsgd import OnStep, accuracy
+from privet.methods.dpsgd import OnStep, RecipeMethod, Trained, accuracy
+from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
 from privet.methods.perturbation import AppliedPerturbation, ResidualPerturbation
+from privet.methods.recipe import Recipe, kind_of
+from privet.models import resnet
 from privet.privacy import Event, Ledger, Relation
 from privet.randomness import Randomness, Source
 from privet.training import BudgetExhausted
@@ -29,7 +33,7 @@ REGULARISER = ResidualPerturbation(0.5)
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SgdSchedule:
     """How a network is trained: stochastic gradient descent with momentum, whose rate falls at milestones (He et al. 2016).
 
     Attributes:
@@ -51,7 +55,7 @@ class Schedule:
         if self.epochs < 1 or self.batch_size < 1:
             raise InputError("A training has at least one epoch, and a batch at least one record.")
 
-    def for_members(self, members: int) -> Schedule:
+    def for_members(self, members: int) -> SgdSchedule:
         """For an ensemble: the average divides each member's gradient by their number, for which the rate makes up."""
         return replace(self, learning_rate=self.learning_rate * members)
 
@@ -79,7 +83,7 @@ def train(
     model: nn.Module,
     records: Split,
     perturbation: ResidualPerturbation,
-    schedule: Schedule | None = None,
+    schedule: SgdSchedule | None = None,
     *,
     delta: float,
     test: Split | None = None,
@@ -108,7 +112,7 @@ def train(
         seed: makes the order and the noise repeatable, for experiments; a model that is released has none.
     """
     records.require_records("Residual perturbation")
-    schedule = schedule or Schedule()
+    schedule = schedule or SgdSchedule()
     ledger = ledger if ledger is not None else Ledger(relation=Relation.REPLACE_ONE, unit=UNIT)
     if ledger.relation is not Relation.REPLACE_ONE:
         raise InputError("Residual perturbation hides which input a record has: its ledger is for replace-one.")
@@ -216,3 +220,191 @@ def _as_the_weights(inputs: Tensor, model: nn.Module) -> Tensor:
     if inputs.ndim == 4 and first is not None and first.is_contiguous(memory_format=torch.channels_last):
         return inputs.contiguous(memory_format=torch.channels_last)
     return inputs
+
+
+PATCHES = (3, 50, 50)
+PATCH_SCHEDULE = SgdSchedule(100, 128, 0.1, (20, 40, 60, 80), 4.0)
+"""The paper's, for its patches of breast tissue."""
+SHORT_SCHEDULE = SgdSchedule(20, 32, 0.05, (10, 15), 10.0)
+"""He et al. 2016 in proportion, for an hour of one core."""
+
+
+def _needs_images(task: Task) -> str:
+    return "" if kind_of(task.dataset.shape) == "images" else "it is for images"
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Residual(Method):
+    """Residual perturbation as published: ordinary training of a ResNet with noise in every residual mapping.
+
+    Its noise is set by `gamma` and `pi`, and its epsilon follows from them. With `pi` it is proved for public labels;
+    without, it is only claimed.
+
+    Attributes:
+        gamma: the noise in every residual block, in training and at test.
+        strategy: I adds the noise, II adds it in proportion to the stream.
+        pi: the noise on the input, from which a proof comes (strategy I).
+        radius: with pi, the norm to which inputs are clipped.
+        ensemble: how many networks are averaged.
+        epochs: passes over the records; 0 for those of the schedule.
+        shrink: images are averaged over squares of this many pixels a side.
+        depth: layers of the network.
+    """
+
+    noise_path = "residual mapping"
+    source = "Wang et al. 2020"
+    noise_is = "the residual stream"
+    proof = (
+        "via noise on the input, with public labels, or by DP-SGD: proved; via the stream's noise alone: claimed, refuted"
+    )
+    spends_budget = False
+
+    key: str = "residual"
+    title: str = "Residual perturbation, as published"
+    by_default: bool = False
+    gamma: float = 0.5
+    strategy: str = "I"
+    pi: float = 0.0
+    radius: float = 30.0
+    ensemble: int = 1
+    epochs: int = 0
+    shrink: int = 1
+    depth: int = 8
+
+    @property
+    def relation(self) -> Relation:
+        return Relation.REPLACE_ONE
+
+    def unit(self, task: Task) -> str:
+        return UNIT
+
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or _needs_images(task)
+
+    @property
+    def perturbation(self) -> ResidualPerturbation:
+        """The noise."""
+        if self.strategy == "II" and self.pi:
+            raise InputError("pi is the noise on the input of strategy I: leave it out, or choose strategy I.")
+        if not (self.gamma or self.pi):
+            raise InputError("Without gamma and pi there is no noise: give one of them.")
+        return ResidualPerturbation(self.gamma, self.strategy, pi=self.pi, radius=self.radius if self.pi else None)
+
+    def schedule(self, task: Task) -> SgdSchedule:
+        """The paper's schedule for patches of 50x50, a shorter one for everything else."""
+        found = PATCH_SCHEDULE if task.dataset.shape == PATCHES else SHORT_SCHEDULE
+        if self.epochs:
+            milestones = (math.ceil(each * self.epochs / found.epochs) for each in found.milestones)
+            kept = tuple(each for each in milestones if each < self.epochs)
+            found = replace(found, epochs=self.epochs, milestones=kept)
+        return found.for_members(self.ensemble)
+
+    def network(self, task: Task) -> tuple[nn.Module, dict[str, int]]:
+        """A fresh network, and its arguments."""
+        arguments = {
+            "channels": task.dataset.shape[0],
+            "classes": len(task.dataset.classes),
+            "depth": self.depth,
+            "members": self.ensemble,
+            **({"shrink": self.shrink} if self.shrink > 1 else {}),
+        }
+        with torch.random.fork_rng(devices=[]):
+            if task.seed is not None:
+                torch.manual_seed(task.seed)
+            model = resnet(**arguments)
+        return model.to(memory_format=torch.channels_last), arguments  # type: ignore[call-overload]
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        perturbation, schedule = self.perturbation, self.schedule(task)
+        model, arguments = self.network(task)
+        done = train(
+            model,
+            task.dataset.train,
+            perturbation,
+            schedule,
+            delta=task.delta,
+            ledger=context.ledger,
+            seed=task.seed,
+            on_step=context.on_step,
+        )
+        release = TrainedModel(
+            model, model, task.dataset.train, task.dataset.test, "resnet", arguments, perturbation=perturbation
+        )
+        history = [{"epoch": number, **entry} for number, entry in enumerate(done.history, 1)]
+        return Outcome(
+            release,
+            steps=done.steps,
+            settings=self._told(schedule, perturbation) | {"Steps": f"{done.steps:,}"},
+            history=[entry for entry in history if math.isfinite(entry["epsilon"])],
+            noise_path="inputs and residual mapping" if self.pi else "",
+        )
+
+    def expected_seconds(self, task: Task) -> float:
+        """Measured on a few steps of made-up records: no record is looked at."""
+        if len(task.dataset.shape) != 3:
+            return 0.0  # refused anyway
+        schedule, probes = self.schedule(task), 2
+        model, _ = self.network(task)
+        with torch.random.fork_rng(devices=[]):
+            made_up = torch.rand(schedule.batch_size, *task.dataset.shape)
+        made_up = made_up.contiguous(memory_format=torch.channels_last)
+        for warm in range(1 + probes):
+            if warm == 1:
+                began = time.monotonic()
+            model(made_up).square().mean().backward()
+        step = (time.monotonic() - began) / probes
+        # Each record is seen once in an epoch, and once more when the network is attacked, without a backward pass: a third.
+        trained, tested = len(task.dataset.train), len(task.dataset.test)
+        return step * (trained * schedule.epochs + (trained + tested) / 3) / schedule.batch_size
+
+    def _told(self, schedule: SgdSchedule, perturbation: ResidualPerturbation) -> dict[str, str]:
+        noise = f"strategy {self.strategy}, gamma {self.gamma:g} in every residual block, at test too"
+        if perturbation.radius is not None:
+            noise += f"; pi {self.pi:g} on inputs of norm at most {perturbation.radius:g}"
+        averaged = f", on images averaged over squares of {self.shrink}x{self.shrink} pixels" if self.shrink > 1 else ""
+        falls = f", divided by {schedule.division:g} after epochs {', '.join(map(str, schedule.milestones))}"
+        rate = f"learning rate {schedule.learning_rate:g}{falls if schedule.milestones else ''}"
+        ensemble = f"an ensemble of {self.ensemble} " if self.ensemble > 1 else ""
+        return {
+            "Network": f"{ensemble}ResNet{self.depth} with batch norm{averaged}",
+            "Noise": noise,
+            "Epochs": f"{schedule.epochs}, in shuffled batches of {schedule.batch_size}",
+            "Optimizer": f"SGD, {rate}, momentum {schedule.momentum:g}",
+        }
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ResidualDPSGD(RecipeMethod):
+    """DP-SGD on a ResNet without batch norm, with noise in its residual mappings as a regularizer, in training alone.
+
+    Attributes:
+        gamma: the noise in every residual block.
+        strategy: I adds the noise, II adds it in proportion to the stream.
+        ensemble: how many networks are averaged.
+    """
+
+    noise_path = "gradient"
+    source = "Wang et al. 2020"
+    noise_is = "the clipped gradient; the residual stream as a regularizer"
+    proof = "that of DP-SGD: proved"
+
+    key: str = "residual-dpsgd"
+    title: str = "DP-SGD, residual perturbation as a regularizer"
+    by_default: bool = False
+    recipe: str = option("resnet-dpsgd", "the recipe by name, or a .yaml file")
+    gamma: float = 0.5
+    strategy: str = "I"
+    ensemble: int = 1
+
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or _needs_images(task)
+
+    def chosen_recipe(self, dataset: Dataset) -> tuple[Recipe, str]:
+        found, why = super().chosen_recipe(dataset)
+        return (found if self.model else found.with_arguments(members=self.ensemble)), why
+
+    def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
+        perturbation = ResidualPerturbation(self.gamma, self.strategy)
+        return train_by_dpsgd(part, perturbation=perturbation, **settings)

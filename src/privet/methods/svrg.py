@@ -27,6 +27,9 @@ from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.norms import scaled_squared_norms, squared_norms
 from privet.gradients.weighing import weigh
 from privet.methods.dpsgd import Loss, Trained
+from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
+from privet.methods.preparation import arguments, build_model
+from privet.methods.recipe import chosen
 from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Ledger
 from privet.privacy.events import composed
@@ -142,7 +145,7 @@ def train(
     seed: int | None = None,
     physical_batch_size: int = 256,
     on_step: Callable[[int], None] | None = None,
-    folder: str | Path | None = None,
+    folder: RunFolder | str | Path | None = None,
     resume: bool = False,
 ) -> Trained:
     """Train a classifier with variance-reduced private gradients; see `snapshot_plan`.
@@ -171,7 +174,7 @@ def train(
             loss(network(inputs), labels).backward()
             return engine.gradients()
 
-    run = RunFolder(folder, resume=resume) if folder is not None else None
+    run = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder, resume=resume)
     kept = _Kept(
         plan, run, ledger if ledger is not None else Ledger(), {"model": model, "optimizer": optimizer}, randomness
     )
@@ -305,3 +308,77 @@ class Difference(PerExampleGradients):
 
 def _parts(indices: Tensor, size: int) -> Iterator[Tensor]:
     yield from indices.split(size) if len(indices) else (indices,)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Svrg(Method):
+    """DP-SGD with variance reduction: the model of a recipe, noisy gradients of differences from a snapshot.
+
+    It forms the gradients of single records, and is for small models.
+
+    Attributes:
+        sampling_rate: the probability that a record joins a step's batch.
+        steps: steps on differences.
+        every: steps for each snapshot.
+        clip: the norm to which gradients at a snapshot are clipped.
+        difference_clip: the norm to which differences are clipped.
+        learning_rate, momentum: of SGD.
+    """
+
+    noise_path = "gradient"
+    source = "after Johnson and Zhang 2013"
+    noise_is = "the clipped gradient at snapshots, and clipped differences"
+    proof = "(epsilon, delta) for snapshots and steps together: proved"
+    resumes = True
+
+    key: str = "svrg"
+    title: str = "DP-SGD with variance reduction (SVRG)"
+    by_default: bool = False
+    recipe: str = option("", "the recipe whose model is trained; without it, the one that fits the records")
+    model: str = option("", "another model: a name of privet.models, or py:package.module:Net")
+    sampling_rate: float = 0.1
+    steps: int = 100
+    every: int = 10
+    clip: float = 1.0
+    difference_clip: float = 0.3
+    learning_rate: float = 0.5
+    momentum: float = 0.0
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        dataset = task.dataset
+        recipe, _ = chosen(self.recipe, dataset)
+        recipe = recipe.with_model(self.model) if self.model else recipe
+        if len(dataset.train) != dataset.size:
+            raise InputError("Variance reduction takes the number of training records as public: leave out the public size.")
+        model = build_model(recipe, dataset, task.seed)
+        plan = snapshot_plan(
+            dataset.size,
+            batch_size=max(1, round(self.sampling_rate * dataset.size)),
+            steps=self.steps,
+            every=self.every,
+            delta=task.delta,
+            max_grad_norm=self.clip,
+            difference_norm=self.difference_clip,
+            epsilon=task.epsilon,
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum)
+
+        def on_step(step: int) -> None:
+            if context.on_step is not None:
+                context.on_step({"what": "Training", "step": step, "steps": self.steps})
+
+        where: dict[str, Any] = {"ledger": context.ledger} if context.folder is None else {"folder": context.folder}
+        done = train(model, optimizer, dataset.train, plan, seed=task.seed, on_step=on_step, **where)
+        settings = {
+            "Recipe": f"{recipe.name}: its model; its settings are not used",
+            "Steps": f"{done.steps:,} on differences, and a snapshot before every {self.every} of them",
+            "Batch": f"{plan.differences.expected_batch_size:,.0f} records expected; all records for a snapshot",
+            "Clipping": f"C = {self.clip:g} at a snapshot, {self.difference_clip:g} for differences",
+            "Noise": f"{plan.differences.noise.describe()} for differences, {plan.snapshots.noise.describe()} for snapshots",
+            "Optimizer": f"SGD, learning rate {self.learning_rate:g}, momentum {self.momentum:g}",
+        }
+        release = TrainedModel(
+            model, model, dataset.train, dataset.test, recipe.model.name, arguments(recipe, dataset)
+        )
+        return Outcome(release, plan=plan.differences, steps=done.steps, settings=settings)

@@ -1,17 +1,19 @@
-"""Artificial data in place of records: what is asked of a method, and what it gives back."""
+"""Synthetic data in place of records: the order, what comes back, and the base of the methods that make it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from privet.data import Categorical, Numeric, Split
 from privet.errors import InputError
-from privet.privacy import Ledger, Relation
+from privet.methods.method import Context, Method, Outcome, Task, option
+from privet.methods.private_accuracy import PrivateAccuracy, left_for_others
+from privet.privacy import Budget, Gaussian, Ledger, Relation, UnsupportedEventError
 from privet.training.standing import OnStep as OnStep
 
 LABELS = ("protected", "votes")
@@ -130,3 +132,98 @@ class Synthesizer(Protocol):
         `on_step` is called as `privet.methods.dpsgd.train` calls it.
         """
         ...
+
+
+S = TypeVar("S", bound="SyntheticMethod")
+MOST = 30_000
+"""Examples that are made at most where the user does not say how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticMethod(Method):
+    """Base of the methods that make synthetic data: a subclass is a `Synthesizer` too.
+
+    Formal guarantees: those of `synthesize`, of the votes on labels where they are asked for, and of a noisy accuracy where
+    test records are protected; all are in one ledger within the task's budget.
+    """
+
+    makes = "data"
+
+    size: int = option(0, f"how many examples to make; 0 for as many as records, at most {MOST:,}")
+    labels: str = option("protected", "protected with the record, or votes: teachers of disjoint records vote on them")
+    votes_share: float = option(0.5, "with votes: their share of the budget")
+    teachers: int = option(0, "with votes: how many teachers; 0 for the usual number")
+    queries: int = option(0, "with votes: how many examples the teachers are asked about; 0 for as many as the noise allows")
+    threshold: float = option(0.0, "with votes: answer only where a class has this many votes; 0 for all")
+    threshold_noise: float = option(0.0, "with votes: the noise of the count that is compared with the threshold")
+
+    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+        """Make the examples. Every use of `records` is in `ledger` before its noise is drawn."""
+        raise NotImplementedError
+
+    def carried_to(self, other: S) -> S:
+        """The other method with this one's size and labels."""
+        shared = {each.name for each in fields(SyntheticMethod)} - {each.name for each in fields(Method)}
+        return replace(other, **{name: getattr(self, name) for name in shared})
+
+    def order(self, task: Task) -> Order:
+        """The order for a task."""
+        dataset = task.dataset
+        return Order(
+            classes=len(dataset.classes),
+            records=dataset.size,
+            at_most=dataset.at_most,
+            size=self.size or min(dataset.size, MOST),
+            epsilon=task.epsilon,
+            delta=task.delta,
+            labels=self.labels,
+            seed=task.seed,
+            source=dataset.name,
+            columns=task.schema.features if task.schema is not None else (),
+        )
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        order, maker = self.order(task), self._maker(task)
+        given = order
+        if context.protect_test:  # without the share of the accuracy
+            given = replace(order, epsilon=left_for_others(order.epsilon, order.delta, self.relation))
+        made = maker.synthesize(task.dataset.train, given, context.ledger, context.on_step)
+        accuracy = _charged(order, context.ledger, made.accountant) if context.protect_test else None
+        return Outcome(
+            made,
+            settings=made.settings,
+            accuracy=accuracy,
+            accountant=made.accountant,
+            noise_path=made.place,
+        )
+
+    def _maker(self, task: Task) -> Synthesizer:
+        if self.labels != "votes":
+            return self
+        from privet.methods.voted_labels import VotedLabels
+        from privet.methods.pate import usual_teachers
+
+        return VotedLabels(
+            self,
+            self.votes_share,
+            self.teachers or usual_teachers(task.dataset.size, task.epsilon),
+            self.queries,
+            self.threshold,
+            self.threshold_noise,
+        )
+
+
+def _charged(order: Order, ledger: Ledger, accountant: str) -> PrivateAccuracy | None:
+    """The accuracy with its share of the budget, or with less where less is left, charged; None where nothing is left.
+
+    The rest is counted by the method's own accountant, which is the one of a claim.
+    """
+    # The share of the accuracy and the noise of the method were fixed by the order, before anything was released.
+    budget = Budget(order.epsilon, order.delta, ledger.relation, accountant).after(ledger, fixed_beforehand=True)
+    planned = PrivateAccuracy.within(order.epsilon, order.delta, ledger.relation)
+    try:
+        measuring = PrivateAccuracy(max(budget.least(Gaussian), planned.noise_multiplier))
+    except (InputError, UnsupportedEventError):
+        return None  # the method has spent everything
+    measuring.charge(ledger)
+    return measuring

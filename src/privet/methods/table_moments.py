@@ -11,16 +11,18 @@ from torch import Tensor
 from privet.data import Categorical, Numeric, Split
 from privet.errors import InputError
 from privet.methods.class_statistics import private_second_moments, private_sums
-from privet.methods.synthetic import OnStep, Order, Synthetic, check_classes
-from privet.privacy import Budget, Gaussian, Ledger, Relation
+from privet.methods.method import Task, register
+from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod, check_classes
+from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import Randomness, before_training
 
 _FURTHEST = 3.0
 """Normal scores beyond it are moved to it: so many deviations hold all but a few records."""
 
 
+@register
 @dataclass(frozen=True)
-class TableMoments:
+class TableMoments(SyntheticMethod):
     """A Gaussian copula for each class: noisy histograms of the columns, then noisy correlations of their normal scores.
 
     A number's histogram has equal bins between its bounds, a category's one bin for each. The score of a cell is
@@ -39,8 +41,17 @@ class TableMoments:
     histograms_share: float = 0.6
     pooling: float = 0.5
 
-    title = "One-shot class moments of a table"
-    relation = Relation.ADD_REMOVE
+    noise_path = "moments"
+    noise_is = "histograms of the columns, and their correlations"
+    proof = "proved"
+    protects_users = True
+
+    key: str = "table-moments"
+    title: str = "One-shot class moments of a table"
+    by_default: bool = False
+
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or ("" if task.schema is not None else "it is for tables with a schema")
 
     def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
         check_classes(order)

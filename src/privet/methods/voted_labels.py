@@ -10,7 +10,7 @@ from torch import Tensor
 
 from privet.data import Dataset, Split, compute_features
 from privet.errors import InputError
-from privet.methods.pate import label_all, usual_teachers
+from privet.methods.pate import label_all
 from privet.methods.scattering_teacher import scatters
 from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
 from privet.methods.teachers import check_teachers
@@ -52,11 +52,6 @@ class VotedLabels:
             raise InputError(f"votes_share is a part of the budget, between 0 and 1, and is {self.votes_share:g}.")
         if (self.threshold > 0) != (self.threshold_noise > 0):
             raise InputError("Confident voting takes both a threshold and a threshold_noise above 0, in votes.")
-
-    @classmethod
-    def fitting(cls, method: Synthesizer, order: Order) -> VotedLabels:
-        """The settings for so many records at a budget."""
-        return cls(method, teachers=usual_teachers(order.records, order.epsilon))
 
     @property
     def title(self) -> str:

@@ -30,7 +30,7 @@ from privet.methods.residual_perturbation import Schedule, train, train_by_dpsgd
 from privet.models import resnet
 from privet.privacy import Spent
 from privet.recipes.recipe import Origin, check_origins
-from privet.report.plain import MisfitError, build
+from privet.io.plain import MisfitError, build
 from privet.report.record import AttackResult
 from privet.training.standing import OnStep
 

@@ -18,7 +18,7 @@ from privet.errors import InputError
 from privet.recipes.fit import fit
 from privet.recipes.methods import method_named
 from privet.recipes.recipe import Published, Recipe
-from privet.report.plain import MisfitError, build
+from privet.io.plain import MisfitError, build
 from privet.training.standing import OnStep
 
 _POINTS = 60

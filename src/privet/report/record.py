@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privet.attacks import Operating, Roc
+from privet.attacks.result import AttackResult
 from privet.audit import Audit
 from privet.data.whole import write_whole
 from privet.errors import InputError
@@ -20,12 +20,10 @@ from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.private_accuracy import Measured
 from privet.privacy import Ledger, Spent, accountant_names
 from privet.privacy.guarantees import Claimed
-from privet.report.plain import MisfitError, build, to_plain
+from privet.io.plain import MisfitError, build, to_plain
 
 FILE = "record.json"
-FORMAT = 1
-CURVE_POINTS = 400
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class ModelSummary:
 
     name: str
     parameters: int
-    arguments: dict[str, int] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
     perturbation: ResidualPerturbation | None = None
     """Noise that is in the model's answers, too."""
@@ -159,61 +157,20 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The true positive rate at one false positive rate."""
+class MethodSummary:
+    """How the release was made: enough to build the method and its plan again.
 
-    fpr: float
-    tpr: float
-    low: float
-    high: float
+    Attributes:
+        key: of `privet.methods`; empty in a record of version 0.1.
+        settings: the method's settings.
+        plan: sampling, clipping, noise and steps, as `privet.training.identity.rebuild` takes them; None without a plan.
+        steps: how many steps of the plan were done.
+    """
 
-
-@dataclass(frozen=True)
-class AttackResult:
-    """A membership attack: its ROC thinned for drawing, and the figures computed from all of it."""
-
-    name: str
-    members: int
-    non_members: int
-    auc: float
-    low: float
-    high: float
-    level: float
-    method: str
-    rates: tuple[Rate, ...]
-    false_positive_rate: tuple[float, ...]
-    true_positive_rate: tuple[float, ...]
-    points: tuple[Operating, ...] = ()
-    """Precision and recall where a record is called a member from a score of 0.5, 0.6, ... on, as a probability."""
-
-    def resolves(self, rate: Rate) -> bool:
-        """Whether the non-members are enough for that false positive rate to mean one false alarm or more."""
-        return self.non_members * rate.fpr >= 1
-
-    @classmethod
-    def of(cls, name: str, roc: Roc, fprs: tuple[float, ...] = (0.001, 0.01), level: float = 0.95) -> AttackResult:
-        """The plain form of a ROC."""
-        interval = roc.auc_interval(level)
-        rates = []
-        for fpr in fprs:
-            bounds = roc.tpr_interval(fpr, level)
-            rates.append(Rate(fpr, roc.tpr_at(fpr), bounds.low, bounds.high))
-        fpr_curve, tpr_curve = roc.thinned(CURVE_POINTS)
-        return cls(
-            name=name,
-            members=roc.members.size,
-            non_members=roc.non_members.size,
-            auc=roc.auc,
-            low=interval.low,
-            high=interval.high,
-            level=level,
-            method=interval.method,
-            rates=tuple(rates),
-            false_positive_rate=tuple(fpr_curve.tolist()),
-            true_positive_rate=tuple(tpr_curve.tolist()),
-            # Scores are log-odds; a record of the run names the probability.
-            points=tuple(replace(roc.at(math.log(p / (1 - p))), threshold=p) for p in THRESHOLDS),
-        )
+    key: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -239,8 +196,11 @@ class RunRecord:
     test_accuracy: float
     """Exact; where the test records are not public, for those alone who may see them."""
     training_accuracy: float
-    attack: AttackResult | None = None
+    attacks: tuple[AttackResult, ...] = ()
+    """Every attack that was ever made on the run, in order."""
     audits: tuple[Audit, ...] = ()
+    """Every audit that was ever made of the run, in order."""
+    how: MethodSummary = field(default_factory=MethodSummary)
     internal: dict[str, str] = field(default_factory=dict)
     """What was computed from the training records without protection: on the page, and never on a card."""
     place: str = ""
@@ -256,6 +216,11 @@ class RunRecord:
     accountant: str = "pld"
     """Whose theorem calibrated the noise."""
     format: int = FORMAT
+
+    @property
+    def attack(self) -> AttackResult | None:
+        """The last attack."""
+        return self.attacks[-1] if self.attacks else None
 
     @property
     def seeded(self) -> bool:
@@ -312,7 +277,7 @@ class RunRecord:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the run record cannot be read ({error}); run the command again.") from None
         try:
-            record = build(cls, json.loads(text))
+            record = build(cls, _current(json.loads(text)))
             _check(record)
         except json.JSONDecodeError as error:
             where = f"line {error.lineno}, column {error.colno}"
@@ -327,8 +292,17 @@ def _inside(folder: Path) -> str:
     return f"give one of the runs in it: {', '.join(runs)}." if runs else "give the --out folder of a run."
 
 
+def _current(plain: Any) -> Any:
+    """Plain data of an earlier format in the form of this one: version 0.1 kept the last attack alone."""
+    if not isinstance(plain, dict) or plain.get("format") != 1 or "attacks" in plain:
+        return plain
+    renewed = {name: value for name, value in plain.items() if name != "attack"}
+    last = plain.get("attack")
+    return renewed | {"format": FORMAT, "attacks": [] if last is None else [last]}
+
+
 def _check(record: RunRecord) -> None:
-    """What types cannot say."""
+    """Check what types cannot say."""
     if record.format != FORMAT:
         raise MisfitError(f"its format is {record.format} and this version of Privet reads {FORMAT}")
     if record.accountant not in accountant_names():
@@ -340,5 +314,5 @@ def _check(record: RunRecord) -> None:
         # A record that was sent to us must not be able to point at our other files.
         if file and file != Path(file).name:
             raise MisfitError(f"'{name}' must name a file of the run folder, and is {file!r}")
-    if record.attack and len(record.attack.false_positive_rate) != len(record.attack.true_positive_rate):
-        raise MisfitError("'attack' has two halves of a ROC that differ in length")
+    if any(len(each.false_positive_rate) != len(each.true_positive_rate) for each in record.attacks):
+        raise MisfitError("'attacks' has a ROC whose two halves differ in length")

@@ -8,9 +8,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from privet import models
 from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.models import model_named, model_names
 from privet.report.record import RunRecord
 
 FILE = "model.safetensors"
@@ -23,27 +23,28 @@ def save_weights(model: nn.Module, folder: Path) -> str:
     return FILE
 
 
-def load_model(record: RunRecord, folder: Path) -> nn.Module:
-    """The run's model as it was when it was saved, with noise where its answers have noise.
+def load_model(record: RunRecord, folder: Path, model: str = "") -> nn.Module:
+    """The run's model as it was saved, with noise where its answers have noise.
 
-    Only a model of `privet.models` can be named.
+    A record can only name a model of `privet.models`. The user names their own as `model`: py:package.module:Net.
     """
     if not record.model.weights:
         raise InputError(f"{folder}: this run kept no weights, so there is no model to load; run the command again.")
-    if record.model.name not in models.__all__:
-        known = ", ".join(models.__all__)
-        raise InputError(
-            f"{folder}: there is no model {record.model.name!r} in this version of Privet; it has {known}."
-        )
+    name = model or record.model.name
+    if name.startswith("py:") and not model:
+        raise InputError(f"{folder}: the run has a model of your own, {name}: name it again with --model {name}.")
+    if not model and name not in model_names():
+        known = ", ".join(model_names())
+        raise InputError(f"{folder}: there is no model {name!r} in this version of Privet; it has {known}.")
     path = folder / record.model.weights
     try:
-        model: nn.Module = getattr(models, record.model.name)(**record.model.arguments)
-        model.load_state_dict(load_file(path))
+        made: nn.Module = model_named(name)(**record.model.arguments)
+        made.load_state_dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{path}: the weights of the run are missing; run the command again.") from None
     except (SafetensorError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: the weights do not fit the record ({reason}); run the command again.") from None
     if record.model.perturbation is not None:
-        record.model.perturbation.apply(model)
-    return model
+        record.model.perturbation.apply(made)
+    return made

@@ -12,7 +12,7 @@ from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.recipes.comparison import Measured
 from privet.recipes.table import Row, merge
-from privet.report.plain import MisfitError, build
+from privet.io.plain import MisfitError, build
 
 ROWS = "accuracy.json"
 

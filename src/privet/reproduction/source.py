@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from privet.recipes import comparison
 from privet.recipes import names as recipe_names
-from privet.report.plain import MisfitError, build
+from privet.io.plain import MisfitError, build
 from privet.synthesis import table as students
 
 FIGURE = "wang-reversal"

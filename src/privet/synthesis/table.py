@@ -20,7 +20,7 @@ from privet.data.whole import write_whole
 from privet.methods.synthetic import OnStep, Order, Synthesizer
 from privet.privacy import Ledger
 from privet.recipes.table import Row
-from privet.report.plain import MisfitError, build
+from privet.io.plain import MisfitError, build
 from privet.synthesis.public_records import VotedRecords
 from privet.synthesis.registry import method_named
 from privet.synthesis.students import train_student

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from privet.compare.entrants import Entrant
-from privet.compare.row import FILE, Row
+from privet.methods import method_named
+from privet.runs.job import ROW, Row
 
-WORKER = ("-m", "privet.compare.worker")
+WORKER = ("-m", "privet.runs.worker")
 _SECONDS = 0.1
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -26,7 +26,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 class Lane:
     """One method while it runs."""
 
-    entrant: Entrant
+    key: str
+    title: str
     folder: Path
     standing: dict[str, Any] = field(default_factory=dict)
     """What it said last."""
@@ -46,8 +47,8 @@ class Lane:
     def start(self, out: Path, worker: Sequence[str]) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         # What a method says may come from the records.
-        log = os.fdopen(os.open(out / f"{self.entrant.key}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
-        command = [sys.executable, *worker, str(out), self.entrant.key]
+        log = os.fdopen(os.open(out / f"{self.key}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        command = [sys.executable, *worker, str(out), self.key]
         environment = os.environ | _ONE_THREAD
         self.began = self.began_this = time.monotonic()
         with log:
@@ -78,7 +79,7 @@ class Lane:
         code = self.process.returncode
         self.row = Row.read(self.folder)
         if self.row is None or (self.row.state == "done") != (code == 0):
-            self.row = Row(self.entrant.key, self.entrant.title, "failed", _ending(code))
+            self.row = Row(self.key, self.title, "failed", _ending(code))
             self.row = self.row.done_in(time.monotonic() - self.began, None)
         self._close()
         return True
@@ -97,7 +98,7 @@ class Lane:
 
 
 def race(
-    entrants: Sequence[Entrant],
+    methods: Sequence[str],
     out: Path,
     *,
     at_once: int | None = None,
@@ -109,13 +110,13 @@ def race(
     One method's failure is its row. Stopped with Ctrl-C or killed, the workers end too, and what they have done is kept:
     called again, it goes on.
     """
-    lanes = [Lane(entrant, out / entrant.key) for entrant in entrants]
+    lanes = [Lane(key, method_named(key).title, out / key) for key in methods]
     for lane in lanes:
         kept = Row.read(lane.folder)
         if kept is not None and kept.state == "done":
             lane.row = kept
         elif kept is not None:
-            (lane.folder / FILE).unlink()  # it failed: it is tried again
+            (lane.folder / ROW).unlink()  # it failed: it is tried again
     most = at_once or cores()
     try:
         while any(lane.row is None for lane in lanes):

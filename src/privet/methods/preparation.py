@@ -1,27 +1,35 @@
-"""What happens before the first step: fixed features, and the private releases that a recipe asks for."""
+"""What happens before the first step: the recipe's model, fixed features, and the private releases that a recipe asks for."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from privet import models
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
-from privet.errors import InputError
+from privet.data.whole import write_whole
+from privet.errors import InputError, PrivetError
 from privet.methods.dp_pca import private_components
+from privet.methods.method import Context, Task
+from privet.methods.private_accuracy import PrivateAccuracy
+from privet.methods.recipe import Recipe, Settings
 from privet.methods.statistics import Statistic, private_mean, private_second_moment
 from privet.models.on_features import OnFeatures
-from privet.privacy import Ledger
-from privet.randomness import Randomness
-from privet.recipes.recipe import Recipe, Settings
-from privet.recipes.releases import Releases
+from privet.privacy import Ledger, LedgerError
+from privet.randomness import Randomness, before_training
 
+RELEASES = "releases.safetensors"
 _CHUNK = 2000
 _SMALLEST = 1e-3
 """Eigenvalues below this share of the largest are noise: they are lifted to it before a power is taken."""
@@ -37,12 +45,39 @@ class Prepared:
     test: Split
 
 
+def builder(name: str) -> Callable[..., nn.Module]:
+    """What builds a model: a name of `privet.models`, or `py:package.module:Net` for a class or function of the user's own."""
+    if name.startswith("py:"):
+        return cast("Callable[..., nn.Module]", object_at(name.removeprefix("py:")))
+    if name not in models.__all__:
+        raise InputError(
+            f"There is no model {name!r}: there are {', '.join(models.__all__)}; or give py:package.module:Name."
+        )
+    return cast("Callable[..., nn.Module]", getattr(models, name))
+
+
+def object_at(address: str) -> Any:
+    """The object at `package.module:Name`; the current folder is searched too."""
+    module, _, name = address.partition(":")
+    if not module or not name:
+        raise InputError(f"py: is followed by package.module:Name, not {address!r}.")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"py:{address} cannot be imported: {error}.") from None
+    return found
+
+
 def arguments(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
     """All arguments of the recipe's model: those that it states, and those that follow from the shape of the records."""
     known = {"classes": len(dataset.classes), "inputs": math.prod(dataset.shape), "features": math.prod(dataset.shape)}
     if len(dataset.shape) == 3:
         known |= dict(zip(("channels", "height", "width"), dataset.shape, strict=True))
-    asked = inspect.signature(getattr(models, recipe.model.name)).parameters
+    asked = inspect.signature(builder(recipe.model.name)).parameters
     if "channels" in asked and "channels" not in known:
         raise InputError(f"The recipe {recipe.name} does not fit {dataset.name}: it is for images.")
     return {name: value for name, value in known.items() if name in asked} | recipe.model.arguments
@@ -54,10 +89,12 @@ def build_model(recipe: Recipe, dataset: Dataset, seed: int | None) -> nn.Module
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            model = getattr(models, recipe.model.name)(**arguments(recipe, dataset))
+            model = builder(recipe.model.name)(**arguments(recipe, dataset))
         except TypeError as error:
-            raise InputError(f"The recipe {recipe.name} does not fit {dataset.name}: {error}.") from None
-    return cast(nn.Module, model.to(memory_format=torch.channels_last))
+            raise InputError(f"The model {recipe.model.name} does not fit {dataset.name}: {error}.") from None
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{recipe.model.name} gave a {type(model).__name__}, and a model is a torch.nn.Module.")
+    return cast(nn.Module, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 def prepare(
@@ -190,3 +227,61 @@ def _through(layer: nn.Module, records: Split) -> Split:
         for rows in torch.arange(len(records)).split(_CHUNK):
             made[rows[0] : rows[-1] + 1] = layer(records.batch(rows)[0])
     return records.with_inputs(made)
+
+
+def reserve_accuracy(task: Task, context: Context) -> PrivateAccuracy | None:
+    """Charge a noisy accuracy on protected test records before anything else is planned; once, also in a run that goes on."""
+    if not context.protect_test:
+        return None
+    plan = PrivateAccuracy.within(task.epsilon, task.delta, context.ledger.relation)
+
+    def charge(ledger: Ledger, _: Randomness) -> Tensor:
+        plan.charge(ledger)
+        return torch.tensor([plan.noise_multiplier], dtype=torch.float64)
+
+    releases_of(task, context).get("accuracy", charge)
+    return plan
+
+
+def releases_of(task: Task, context: Context) -> Releases:
+    """The releases before training, in the folder of the run where it has one."""
+    folder = context.folder.path if context.folder is not None else None
+    return Releases(context.ledger, before_training(task.seed), folder)
+
+
+class Releases:
+    """The releases of one run by name.
+
+    Formal guarantees: a release whose value was kept is not made again. One that was recorded and not yet kept when the
+    run was killed is made and recorded again: the ledger never shows less than was used. A kept release whose event is not
+    in the ledger is refused.
+    """
+
+    def __init__(self, ledger: Ledger, randomness: Randomness, folder: Path | None = None) -> None:
+        self.ledger, self.randomness = ledger, randomness
+        self._path = folder / RELEASES if folder is not None else None
+        self._kept: dict[str, Tensor] = {}
+        if self._path is not None and self._path.exists():
+            self._kept = self._read(self._path)
+
+    def get(self, name: str, make: Callable[[Ledger, Randomness], Tensor]) -> Tensor:
+        """The value that was kept under this name, or a new one."""
+        if name not in self._kept:
+            self._kept[name] = make(self.ledger, self.randomness).contiguous()
+            if self._path is not None:
+                write_whole(self._path, save(self._kept, {"head": self.ledger.head}))
+        return self._kept[name]
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
+        try:
+            with safe_open(path, framework="pt") as file:
+                head = (file.metadata() or {}).get("head")  # version 0.1 wrote none
+                kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except SafetensorError as error:
+            raise PrivetError(f"{path} is damaged ({error}): start anew in another folder.") from None
+        if head is not None and not self.ledger.holds({head}):
+            raise LedgerError(
+                f"{path} holds releases whose events are not in the ledger: lines were removed from it, or an older copy was put "
+                f"back. Put back the newest ledger, or start anew in another folder."
+            )
+        return kept

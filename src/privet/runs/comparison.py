@@ -1,34 +1,39 @@
-"""What a comparison found: the rows with their runs, what all of them cost together, the table and the page."""
+"""A finished comparison: the rows with their runs, the cost of all of them together, and the page."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privet.attacks.result import Rate
 from privet.attacks.roc import Interval
+from jinja2 import ChoiceLoader, PackageLoader
+from markupsafe import Markup
+
 from privet.audit import Audit
-from privet.compare.job import Job
-from privet.compare.row import Row
 from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
 from privet.privacy import Spent, Together
-from privet.report import OtherRun, RunRecord, renew, words
+from privet.privacy.spent import round_up
+from privet.report import OtherRun, RunRecord, figures, renew, words
 from privet.report.others import distinct, find_others, of_folder, together
-from privet.report.plain import MisfitError, build
-from privet.report.record import Rate
+from privet.io.plain import MisfitError, build
+from privet.report.page import environment
 from privet.report.statement import accuracy_interval, standing
+from privet.runs.job import Job, Row
 from privet.training.folder import LEDGER
 
-FILE = "compare.json"
+FILE, PAGE = "compare.json", "report.html"
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class Compared:
     """A row with what its run measured; without a run where the method failed or was left out."""
 
     row: Row
@@ -89,16 +94,16 @@ class Outcome:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class Comparison:
     """A comparison that is over."""
 
     job: Job
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Compared, ...]
     together: Together | None
     """What all runs cost as a whole: whoever chooses among them spends this."""
 
     @property
-    def best(self) -> Outcome | None:
+    def best(self) -> Compared | None:
         """The most accurate of those whose statement holds."""
         sound = [outcome for outcome in self.outcomes if outcome.holds]
         return max(sound, key=lambda outcome: outcome.record.accuracy if outcome.record else 0.0, default=None)
@@ -119,7 +124,7 @@ class Result:
 
 def finish(
     job: Job, out: Path, rows: Sequence[Row], left_out: Mapping[str, str], fingerprints: Sequence[str]
-) -> Result:
+) -> Comparison:
     """Count every run of the comparison in the card of every other, and write `compare.json`."""
     all_runs = _runs(out)
     before = distinct([run for mark in fingerprints for run in find_others(out, mark)])
@@ -127,13 +132,13 @@ def finish(
         if row.state == "done":
             _count(out / row.method, distinct([*before, *all_runs]))
     rows = [*rows, *(Row(key, key, "left out", reason) for key, reason in left_out.items())]
-    result = Result(job, tuple(_outcome(row, out) for row in rows), _together(rows, out))
+    result = Comparison(job, tuple(_outcome(row, out) for row in rows), _together(rows, out))
     text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(out / FILE, f"{text}\n".encode(), mode=result.internal_mode)
     return result
 
 
-def read_result(out: Path) -> Result:
+def read_result(out: Path) -> Comparison:
     """A comparison that is over, from its folder: the rows of `compare.json`, and the runs that they name."""
     try:
         plain = json.loads((out / FILE).read_text(encoding="utf-8"))
@@ -147,14 +152,14 @@ def read_result(out: Path) -> Result:
         # A row that was sent to us must not be able to point at our other folders.
         if row.method != Path(row.method).name:
             raise InputError(f"{out / FILE} is damaged: {row.method!r} is no method.")
-    return Result(Job.read(out), tuple(_outcome(row, out) for row in rows), _together(rows, out))
+    return Comparison(Job.read(out), tuple(_outcome(row, out) for row in rows), _together(rows, out))
 
 
-def _outcome(row: Row, out: Path) -> Outcome:
+def _outcome(row: Row, out: Path) -> Compared:
     if row.state != "done":
-        return Outcome(row)
+        return Compared(row)
     record = RunRecord.read(out / row.method)
-    return Outcome(row, record, record.spent(record.open_ledger(out / row.method)))
+    return Compared(row, record, record.spent(record.open_ledger(out / row.method)))
 
 
 def _runs(out: Path) -> tuple[OtherRun, ...]:
@@ -183,3 +188,40 @@ def _together(rows: Sequence[Row], out: Path) -> Together | None:
             record = RunRecord.read(out / row.method)
             return together(record, record.open_ledger(out / row.method))
     return None
+
+
+def write_comparison(result: Comparison, out: Path) -> Path:
+    """Write `report.html`, whole or not at all; made again, it has the same bytes."""
+    return write_whole(out / PAGE, render_comparison(result).encode(), mode=result.internal_mode)
+
+
+def render_comparison(result: Comparison) -> str:
+    made = environment()
+    made.loader = ChoiceLoader([PackageLoader("privet.runs"), PackageLoader("privet.report")])
+    done = [outcome for outcome in result.outcomes if outcome.record is not None]
+    return made.get_template("compare.html.j2").render(
+        job=result.job,
+        outcomes=result.outcomes,
+        done=done,
+        others=[outcome for outcome in result.outcomes if outcome.record is None],
+        record=done[0].record if done else None,
+        best=result.best,
+        epsilon=round_up(result.job.epsilon),
+        together=str(result.together) if result.together is not None else "",
+        figure=Markup(figures.accuracies([_drawn(outcome) for outcome in done])) if done else "",
+        few=any(outcome.lowest_rate and not _resolved(outcome) for outcome in done),
+        resolved=_resolved,
+        command=shlex.join(result.job.command),
+    )
+
+
+def _resolved(outcome: Compared) -> bool:
+    attack = outcome.record.attack if outcome.record else None
+    return attack is not None and attack.resolves(attack.rates[0])
+
+
+def _drawn(outcome: Compared) -> figures.Measured:
+    record, interval = outcome.record, outcome.interval
+    assert record is not None
+    low, high = (interval.low, interval.high) if interval is not None else (record.accuracy, record.accuracy)
+    return figures.Measured(outcome.row.title, record.accuracy, low, high, outcome.holds)

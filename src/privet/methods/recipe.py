@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from privet import models
+from privet.data import Dataset
 from privet.errors import InputError
-from privet.report.plain import MisfitError, build
+from privet.io.plain import MisfitError, build
 
 ORIGINS = ("paper", "training split", "carried over", "convention", "public")
 """Where a setting can come from. Never from test records.
@@ -107,7 +107,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One file of this folder."""
+    """One file of the folder of recipes."""
 
     name: str
     title: str
@@ -130,7 +130,7 @@ class Recipe:
             raise MisfitError("'budgets' needs at least one row, each with its epsilon")
         stated = set(self.settings).union(*self.budgets) - {"epsilon"}
         check_origins(self.origins, stated | {"model"})
-        if self.model.name not in models.__all__:
+        if self.model.name not in models.__all__ and not self.model.name.startswith("py:"):
             raise MisfitError(f"'model.name' is {self.model.name!r}, which is no model of privet.models")
         for epsilon in self.epsilons:
             self.at(epsilon)
@@ -149,6 +149,10 @@ class Recipe:
         """The same recipe with other arguments of its model."""
         network = dataclasses.replace(self.model, arguments=self.model.arguments | arguments)
         return dataclasses.replace(self, model=network)
+
+    def with_model(self, name: str) -> Recipe:
+        """The same recipe with another model: one of `privet.models`, or `py:package.module:Net`."""
+        return dataclasses.replace(self, model=Network(name))
 
     def at(self, epsilon: float) -> Settings:
         """The settings for a budget: those of the nearest one that the recipe was made for, in ratio."""
@@ -180,14 +184,14 @@ def check_origins(origins: dict[str, Origin], stated: set[str], also: Iterable[s
 @cache
 def names() -> tuple[str, ...]:
     """The recipes that come with Privet."""
-    files = resources.files("privet.recipes").iterdir()
+    files = resources.files("privet.methods").joinpath("recipes").iterdir()
     return tuple(sorted(Path(file.name).stem for file in files if file.name.endswith(".yaml")))
 
 
 def load(name: str) -> Recipe:
     """A recipe by its name, or from a file of one's own that ends in .yaml."""
     if name in names():
-        return _read(resources.files("privet.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
+        return _read(resources.files("privet.methods").joinpath("recipes", f"{name}.yaml").read_text(encoding="utf-8"), name)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise InputError(
@@ -201,11 +205,14 @@ def load(name: str) -> Recipe:
 
 def _read(text: str, name: str) -> Recipe:
     try:
-        return build(Recipe, yaml.safe_load(text))
+        made = build(Recipe, yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise InputError(f"The recipe {name} is not YAML: {' '.join(str(error).split())}.") from None
     except MisfitError as error:
         raise InputError(f"The recipe {name} does not fit: {error}.") from None
+    if made.model.name.startswith("py:"):
+        raise InputError(f"The recipe {name} names code to import, {made.model.name}: give that model with --model.")
+    return made
 
 
 def kind_of(shape: tuple[int, ...]) -> str:
@@ -215,7 +222,12 @@ def kind_of(shape: tuple[int, ...]) -> str:
     return "vectors"
 
 
-def pick(dataset: Any) -> tuple[Recipe, str]:
+def chosen(name: str, dataset: Dataset) -> tuple[Recipe, str]:
+    """The named recipe, or the one that fits the records; and why it is this one."""
+    return (load(name), "you asked for it") if name else pick(dataset)
+
+
+def pick(dataset: Dataset) -> tuple[Recipe, str]:
     """The recipe for a data set, and why it is this one: by name, else by the shape of its records."""
     recipes = [load(name) for name in names()]
     for recipe in recipes:

@@ -1,6 +1,6 @@
-"""One method of a comparison in a process of its own: `python -m privet.compare.worker FOLDER METHOD`.
+"""One method of a comparison in a process of its own: `python -m privet.runs.worker FOLDER METHOD`.
 
-Where it stands goes to the standard output as lines of JSON. When the process that started it is gone, so is this one.
+It reports progress on the standard output as lines of JSON, and ends when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from privet.compare.clock import Clock
-from privet.compare.entrants import ENTRANTS, Entrant
-from privet.compare.job import Job
-from privet.compare.row import Row, peak_megabytes
-from privet.errors import PrivetError
-from privet.report import RunRecord, renew
+from privet.errors import InputError, PrivetError
+from privet.methods import Power, method_named
+from privet.plugins import load_plugin
+from privet.report import RunRecord
 from privet.report.record import FILE
+from privet.runs.after import audit_run
+from privet.runs.job import Clock, Job, Row, peak_megabytes
+from privet.runs.runner import run
 from privet.training.folder import LEDGER
 
 SECONDS = 0.2
-DRAWS = 10_000
+POWER = Power(draws=10_000)
 """Of one step; the audit of the whole training, where there is one, says more."""
 ORPHANED = 3
 
@@ -35,59 +35,63 @@ def main(arguments: list[str]) -> int:
 
     torch.set_num_threads(1)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    out, entrant = Path(arguments[0]), ENTRANTS[arguments[1]]
-    folder = out / entrant.key
+    out, key = Path(arguments[0]), arguments[1]
+    folder, title = out / key, key
     began = time.monotonic()
     try:
-        stopped = _run(Job.read(out), entrant, folder)
-        row = Row(entrant.key, entrant.title, "done", stopped=stopped)
+        job = Job.read(out)
+        for plugin in job.plugins:
+            load_plugin(plugin)
+        title = method_named(key).title
+        row = Row(key, title, "done", stopped=_run(job, key, folder))
     except Exception as error:  # whatever it is, the others go on and this becomes a row
         traceback.print_exc()
         said = str(error) if isinstance(error, PrivetError) else f"{type(error).__name__}: {error}"
-        row = Row(entrant.key, entrant.title, "failed", " ".join(said.split()) or type(error).__name__)
+        row = Row(key, title, "failed", " ".join(said.split()) or type(error).__name__)
     folder.mkdir(parents=True, exist_ok=True)
     row.done_in(time.monotonic() - began, peak_megabytes()).write(folder)
     return 0 if row.state == "done" else 1
 
 
-def _run(job: Job, entrant: Entrant, folder: Path) -> str:
-    """Train and attack, unless that is done already; then audit. Gives how the clock stopped it, if it did."""
+def _run(job: Job, key: str, folder: Path) -> str:
+    """Train and attack, unless that is done already; then audit. Returns how the clock stopped it, if it did."""
     clock = Clock(folder, job.minutes)
     if not (folder / FILE).exists():
         _say({"what": "Starting"})
-        if not entrant.resumes and (folder / LEDGER).exists():
+        task = job.task(job.data.load())
+        method = job.method(key, task)
+        if not method.resumes and (folder / LEDGER).exists():
             _set_aside(folder)
-        # What is reported first is what the clock may end.
-        entrant.run(job, job.records(), folder, clock.watching(_Throttled()))
-    record = RunRecord.read(folder)
-    if job.note and not record.data.note:
-        record = replace(record, data=replace(record.data, note=job.note))
-        record.write(folder)
-        renew(folder)
-    if not record.audits:
-        _audit(record, folder)
+        # The clock may end the part that is reported first.
+        watched = clock.watching(_Throttled())
+        run(
+            method,
+            task,
+            folder,
+            measuring=job.measuring,
+            resume=method.resumes,
+            command=job.command,
+            on_step=watched,
+        )
+    if not RunRecord.read(folder).audits:
+        _audit(folder, job.command)
     return clock.said
 
 
-def _audit(record: RunRecord, folder: Path) -> None:
-    from privet.audit import recorded
-    from privet.errors import InputError
-
+def _audit(folder: Path, command: tuple[str, ...]) -> None:
     say = _Throttled()
 
     def progress(what: str, done: int, total: int | None) -> None:
         say({"what": "Auditing", "step": done, "steps": total})
 
     try:
-        audits = recorded(record.open_ledger(folder), record.delta, draws=DRAWS, progress=progress)
+        audit_run(folder, POWER, command=command, progress=progress)
     except InputError:
-        return  # a mechanism that is no step of a training: there is no audit of it by its ledger
-    replace(record, audits=audits).write(folder)
-    renew(folder)
+        return  # nothing of this run can be audited
 
 
 def _set_aside(folder: Path) -> None:
-    """What was spent by a run that cannot go on stays on the books."""
+    """Keep the folder of a run that cannot go on: its spending stays on the books."""
     number = 1
     while (aside := folder.with_name(f"{folder.name}-stopped-{number}")).exists():
         number += 1

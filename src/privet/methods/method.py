@@ -1,0 +1,492 @@
+"""What a method is: a frozen dataclass whose fields are its settings, from a task to an outcome; and the one table of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from privet import data
+from privet.data import CATALOGUE, Dataset, Progress, Schema, Split, read_schema, set_aside
+from privet.errors import InputError
+from privet.privacy import Ledger, Relation
+from privet.training import Plan
+from privet.training.folder import RunFolder
+from privet.training.standing import OnStep
+
+if TYPE_CHECKING:
+    from privet.audit import Audit
+    from privet.audit.laboratory import Station
+    from privet.methods.perturbation import ResidualPerturbation
+    from privet.methods.private_accuracy import PrivateAccuracy
+    from privet.methods.synthetic import Synthetic
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which records to use, in the words of the command line: enough to load them again.
+
+    Attributes:
+        source, schema, header, user: as `privet.data.load` takes them.
+        public_size, hold_out, unprotected_test: as `privet.data.with_test_records` takes them.
+        note: a remark on the records, for the page.
+    """
+
+    source: str
+    schema: str = ""
+    header: bool = True
+    user: str = ""
+    public_size: int | None = None
+    hold_out: float | None = None
+    unprotected_test: bool = False
+    note: str = ""
+
+    def load(self, progress: Progress | None = None) -> Dataset:
+        """Training and test records, divided in the same way every time."""
+        found = data.load(
+            self.source, schema=self.schema or None, header=self.header, user=self.user, progress=progress
+        )
+        return data.with_test_records(
+            found,
+            self.source,
+            hold_out=self.hold_out,
+            unprotected_test=self.unprotected_test,
+            public_size=self.public_size,
+        )
+
+    def columns(self) -> Schema | None:
+        """The schema of a table; None for records without one."""
+        return read_schema(self.schema) if self.schema else None
+
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody has the records: data sets of the catalogue."""
+        return self.source in CATALOGUE
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """Records without labels that the user states to be public.
+
+    Either `aside` of the test records, which then are not tested on, or the training part of another data set.
+    """
+
+    aside: int = 0
+    other: Dataset | None = None
+    named: str = ""
+
+    @classmethod
+    def of(cls, text: str, dataset: Dataset, spec: DataSpec) -> Public:
+        """From a number of test records, or the name of a data set as `privet.data.load` takes it."""
+        if text.isascii() and text.isdigit():
+            if int(text) == 0:
+                raise InputError("Public records without labels are needed, and none were given.")
+            if not spec.is_public and not dataset.unprotected:
+                raise InputError(
+                    f"The test records of {dataset.name} are protected, so none of them are public: name another data set, or "
+                    "say which records go without protection (--hold-out, --unprotected-test)."
+                )
+            set_aside(dataset, int(text))
+            return cls(aside=int(text), named=f"{int(text):,} of the test records of {dataset.name}")
+        # A table of public records has the columns of the private one.
+        other = DataSpec(text, schema=spec.schema if ":" in text else "").load()
+        if text == spec.source or other.origin == dataset.origin:
+            raise InputError(f"{text} is the data to protect: name other records, which are public.")
+        if other.shape != dataset.shape:
+            shapes = ["x".join(map(str, each.shape)) for each in (other, dataset)]
+            raise InputError(
+                f"The public records of {text} are {shapes[0]}, and those of {spec.source} are {shapes[1]}."
+            )
+        if _shared(other.train, dataset.test):
+            raise InputError(
+                f"Some test records of {dataset.name} are among the public records of {text}: a model cannot be tested on "
+                "records that it was trained on."
+            )
+        return cls(other=other, named=f"the training part of {other.name}")
+
+
+def _shared(public: Split, test: Split) -> bool:
+    """Whether a test record equals a public one bit for bit."""
+    known = {_bits(row) for row in public.inputs}
+    return any(_bits(row) in known for row in test.inputs)
+
+
+def _bits(row: Tensor) -> bytes:
+    return bytes(row.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What every verb asks of every method: a release from these records within this budget.
+
+    Attributes:
+        dataset: the records; the training part is protected.
+        epsilon, delta: the budget of the whole run.
+        seed: makes the run repeatable, for experiments; a release has none.
+        spec: how the records were named.
+        public: records without labels that the user states to be public.
+        schema: the columns of a table.
+    """
+
+    dataset: Dataset
+    epsilon: float
+    delta: float
+    seed: int | None = None
+    spec: DataSpec = field(default_factory=lambda: DataSpec(""))
+    public: Public | None = None
+    schema: Schema | None = None
+
+    @classmethod
+    def of(cls, spec: DataSpec, dataset: Dataset, epsilon: float, delta: float, **more: Any) -> Task:
+        """The task on records that `spec` names."""
+        return cls(dataset, epsilon, delta, spec=spec, schema=spec.columns(), **more)
+
+    @property
+    def protects_test(self) -> bool:
+        """Whether the test records are protected too: then results on them are published only with noise."""
+        return not (self.is_public or self.dataset.unprotected)
+
+    @property
+    def is_public(self) -> bool:
+        return (self.spec.source or self.dataset.name) in CATALOGUE
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Where a method records what it does and how it reports progress.
+
+    Attributes:
+        ledger: holds every use of the records before its result is used.
+        folder: keeps checkpoints, so that a killed run can go on; None for a run in memory.
+        on_step: called with a dictionary after each step.
+        progress: called while features are computed.
+        protect_test: the method reserves a share of the budget for a noisy accuracy, and measures nothing on test records.
+    """
+
+    ledger: Ledger
+    folder: RunFolder | None = None
+    on_step: OnStep | None = None
+    progress: Progress | None = None
+    protect_test: bool = False
+
+    @classmethod
+    def in_memory(cls, method: Method, task: Task, **more: Any) -> Context:
+        """For experiments: nothing is written."""
+        ledger = Ledger(relation=method.relation, unit=method.unit(task))
+        context = cls(ledger, **more)
+        context.begin(method, task)
+        return context
+
+    def begin(self, method: Method, task: Task) -> None:
+        """State in the ledger what the statement takes as public."""
+        if not task.dataset.size_is_stated and method.relation is Relation.ADD_REMOVE:
+            self.ledger.size_is_public()
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A released model.
+
+    Attributes:
+        model: what is released.
+        part: the part of it that was trained; it takes the records as `train` and `test` hold them.
+        train, test: the records as `part` takes them.
+        name, arguments: how to build the model again.
+        perturbation: noise that the model's answers have too.
+    """
+
+    model: nn.Module
+    part: nn.Module
+    train: Split
+    test: Split
+    name: str
+    arguments: Mapping[str, Any]
+    perturbation: ResidualPerturbation | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a method gives back.
+
+    Attributes:
+        release: a model or a synthetic data set.
+        plan: the plan of its private steps, which an audit rebuilds; None where there is none.
+        steps: how many of them were done; fewer than planned where the budget or the clock ended the run.
+        settings: the method's settings in words, for page and card; nothing that depends on private records.
+        history: an entry for each epoch or so: epoch, step, loss, epsilon, accuracy.
+        internal: results computed from private records without noise; never on a card.
+        accuracy: a noisy accuracy on protected test records that the ledger holds already and that is still to be read.
+        accountant: whose theorem calibrated the noise.
+        noise_path: where the noise enters; empty for the method's own.
+        set_aside: how many test records were used as public ones.
+        note: a remark on the records, for the page.
+    """
+
+    release: TrainedModel | Synthetic
+    plan: Plan | None = None
+    steps: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    internal: dict[str, str] = field(default_factory=dict)
+    accuracy: PrivateAccuracy | None = None
+    accountant: str = "pld"
+    noise_path: str = ""
+    set_aside: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """A finished run, as far as an audit needs it: what the ledger holds, and the rebuilt plan and model where there are any."""
+
+    ledger: Ledger
+    delta: float
+    plan: Plan | None = None
+    release: TrainedModel | None = None
+    """With made-up records of the right shape in place of the run's own."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """How hard an audit tries."""
+
+    draws: int = 20_000
+    canaries: int = 1000
+    confidence: float = 0.99
+    seed: int = 0
+
+
+# --- the method -------------------------------------------------------------------------------------------------------
+
+
+def option(default: Any, meaning: str) -> Any:
+    """A field of a method that users can set, with its meaning for `privet methods`."""
+    return field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Base of every method. A subclass is a frozen dataclass; its own fields are its settings.
+
+    Attributes:
+        key: its name on the command line and in records.
+        title: its name on a page; it says so where its epsilon is only claimed.
+        by_default: whether `privet compare` runs it when no methods are named.
+    """
+
+    makes: ClassVar[Literal["model", "data"]] = "model"
+    noise_path: ClassVar[str] = ""
+    """Where the noise enters: a place of `privet.report.places`; where it is empty, the ledger tells."""
+    source: ClassVar[str] = ""
+    """The publication."""
+    noise_is: ClassVar[str] = ""
+    """Where the noise is, in a few words, for tables."""
+    proof: ClassVar[str] = ""
+    """What is proved of it, in a few words, for tables."""
+    spends_budget: ClassVar[bool] = True
+    """Whether its noise is calibrated to the task's epsilon."""
+    resumes: ClassVar[bool] = False
+    """Whether a run that was stopped goes on."""
+    protects_users: ClassVar[bool] = False
+    """Whether it has a proof for users who hold several records."""
+    needs_public: ClassVar[bool] = False
+    """Whether it learns from public records without labels."""
+
+    key: str = ""
+    title: str = ""
+    by_default: bool = True
+
+    @property
+    def relation(self) -> Relation:
+        """The neighboring relation of its statement."""
+        return Relation.ADD_REMOVE
+
+    def unit(self, task: Task) -> str:
+        """What is protected."""
+        return task.dataset.train.unit
+
+    def why_not(self, task: Task) -> str:
+        """Why the method does not fit the task; empty where it does. Decided from public facts alone."""
+        if task.dataset.train.users is not None and not self.protects_users:
+            return "it has no proof for users who hold several records"
+        if self.needs_public and task.public is None:
+            return "it learns from public records without labels: give some with --public"
+        return ""
+
+    def fitted(self, task: Task) -> Method:
+        """The method with settings that suit the task, before the user's own settings are applied."""
+        return self
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        """Make the release. Every use of a record is in the ledger before its result is used."""
+        raise NotImplementedError
+
+    def audits(self, ran: Ran, power: Power, progress: Progress | None = None) -> tuple[Audit, ...]:
+        """Audit what a run did: by default its own plan, on the run's own model."""
+        from privet.audit import audit_plan, recorded
+
+        asked: dict[str, Any] = {**dataclasses.asdict(power), "progress": progress}
+        if ran.plan is None:
+            return recorded(ran.ledger, ran.delta, **asked)
+        own: dict[str, Any] = {}
+        if ran.release is not None:
+            inputs, labels = ran.release.train.tensors
+            own = {"model": ran.release.part, "inputs": inputs, "labels": labels}
+        return audit_plan(ran.plan, delta=ran.delta, **own, **asked)
+
+    def stations(self) -> tuple[Station, ...]:
+        """Stations that the method adds to the laboratory."""
+        return ()
+
+    def expected_seconds(self, task: Task) -> float:
+        """About how long a run takes here; 0 where nobody has to be warned."""
+        return 0.0
+
+
+_NOT_SETTINGS = {f.name for f in dataclasses.fields(Method)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a method."""
+
+    name: str
+    kind: str
+    default: Any
+    meaning: str
+
+
+def settings_of(method: Method) -> tuple[Setting, ...]:
+    """The settings that users can give as NAME=VALUE: the fields with plain values."""
+    hints, found = get_type_hints(type(method)), []
+    for each in dataclasses.fields(method):
+        kinds = _plain_kinds(hints[each.name])
+        if each.name in _NOT_SETTINGS or not kinds:
+            continue
+        meaning = each.metadata.get("meaning") or _documented(type(method)).get(each.name, "")
+        names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+        found.append(Setting(each.name, names[kinds[0]], getattr(method, each.name), meaning))
+    return tuple(found)
+
+
+def with_settings(method: M, given: Mapping[str, Any]) -> M:
+    """The method with other settings: plain values, or text as the command line gives it."""
+    hints = get_type_hints(type(method))
+    known = {setting.name for setting in settings_of(method)}
+    values = {}
+    for name, value in given.items():
+        if name not in known:
+            there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise InputError(f"The method {method.key} has no setting {name!r}: {there}.")
+        values[name] = _parsed(name, value, _plain_kinds(hints[name]))
+    return dataclasses.replace(method, **values)
+
+
+def plain_settings(method: Method) -> dict[str, Any]:
+    """The settings as a record keeps them; fields that are not plain come from the registered method again."""
+    values = {setting.name: getattr(method, setting.name) for setting in settings_of(method)}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+
+
+def _plain_kinds(hint: Any) -> tuple[type, ...]:
+    """The plain types that a field accepts; none where it is not a setting for the command line."""
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return tuple(part for part in parts if part in (bool, int, float, str))
+
+
+def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    for kind in kinds:
+        if isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
+            return value
+    text = str(value)
+    for kind in kinds:
+        try:
+            return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            continue
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kinds[0]]
+    raise InputError(f"The setting {name} is {wanted}, and {text!r} is not.")
+
+
+def _documented(cls: type) -> dict[str, str]:
+    """The meanings of fields from the docstrings' "Attributes", those of base classes included."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        _, _, listed = (each.__doc__ or "").partition("Attributes:\n")
+        names: list[str] = []
+        for line in listed.splitlines():
+            head, colon, rest = line.strip().partition(": ")
+            if colon and line.startswith("        ") and not line.startswith("         ") and " " not in head.replace(", ", ""):
+                names = head.split(", ")
+                found |= dict.fromkeys(names, rest)
+            elif line.startswith("            ") and names:
+                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+            elif not line.strip():
+                continue
+            else:
+                names = []
+    return found
+
+
+# --- the one table ----------------------------------------------------------------------------------------------------
+
+M = TypeVar("M", bound=Method)
+METHODS: dict[str, Method] = {}
+"""Every method by its key, in the order of registration: the only table of methods."""
+ALIASES = {
+    "synthetic-moments": "moments",
+    "synthetic-dpgan": "dpgan",
+    "synthetic-noise-layer-gan": "noise-layer-gan",
+    "synthetic-noise-layer-gan-published": "noise-layer-gan-published",
+}
+"""Keys of version 0.1 that moved."""
+
+
+def register(method: Any) -> Any:
+    """Add a method to the table: a decorator for a class, or a call with a value.
+
+        register(replace(DPSGD(), key="dpsgd-automatic", title="DP-SGD, automatic clipping", clipping="automatic"))
+    """
+    value: Method = method() if isinstance(method, type) else method
+    if not value.key:
+        raise InputError(f"{type(value).__name__} has no key: give the method a name for the command line.")
+    known = METHODS.get(value.key)
+    if known is not None and type(known) is not type(value):
+        raise InputError(f"There is a method {value.key!r} already: give another key.")
+    METHODS[value.key] = value
+    return method
+
+
+def method_named(key: str, **given: Any) -> Method:
+    """A registered method, with other settings where some are given."""
+    key = ALIASES.get(key, key)
+    if key not in METHODS:
+        raise InputError(f"There is no method {key!r}: there are {', '.join(METHODS)}.")
+    return with_settings(METHODS[key], given)
+
+
+def method_for(key: str, task: Task, given: Mapping[str, Any] | None = None) -> Method:
+    """A registered method with the settings that suit the task, replaced by those that are given."""
+    method, given = method_named(key), given or {}
+    known = {setting.name for setting in settings_of(method)}
+    # Some defaults depend on settings that were given: they are applied before, and again after.
+    first = with_settings(method, {name: value for name, value in given.items() if name in known})
+    return with_settings(first.fitted(task), given)
+
+
+def methods_that_make(what: str) -> tuple[str, ...]:
+    """The keys of the methods that release a "model" or "data"."""
+    return tuple(key for key, method in METHODS.items() if method.makes == what)
+
+
+Fit = Callable[[Task, Context], Outcome]
