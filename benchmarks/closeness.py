@@ -18,7 +18,7 @@ from privet import data
 from privet.attacks import closest_records
 from privet.attacks.synthetic import ClosestRecords
 from privet.data import Split
-from privet.methods.moments import Moments
+from privet.methods.class_moments import Moments
 from privet.methods.synthetic import Order
 from privet.privacy import Ledger
 

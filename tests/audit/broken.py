@@ -21,7 +21,7 @@ from privet.audit import Audit
 from privet.clipping import AdaptiveClipping
 from privet.clipping.adaptive import COUNT
 from privet.methods.adversarial import called_real
-from privet.methods.noisy_rows import NoisyRows
+from privet.methods.frozen_noise_layer_gan import NoisyRows
 from privet.methods.perturbation import ResidualPerturbation
 from privet.models.dcgan import discriminator
 from privet.noise import ProductLaplaceNoise

@@ -8,10 +8,8 @@ import torch
 from privet.clipping.rows import grouped_count, grouped_second_moment, grouped_sum, symmetric
 from privet.data import Categorical, Numeric, Split, load
 from privet.errors import InputError
-from privet.methods import class_gaussians, moments, table_moments
-from privet.methods.class_gaussians import Noise, release_gaussians
-from privet.methods.moments import Moments
-from privet.methods.slant import sheared, slant, upright
+from privet.methods import class_moments, table_moments
+from privet.methods.class_moments import Moments, MomentsNoise, release_gaussians, sheared, slant, upright
 from privet.methods.synthetic import Order
 from privet.methods.table_moments import TableMoments
 from privet.privacy import Ledger
@@ -55,7 +53,7 @@ def test_a_record_moves_every_sum_by_no_more_than_it_may(bad):
 
 
 def test_the_noise_of_four_releases_costs_what_one_costs():
-    noise = Noise.shared(2.0, 0.1, 0.2, 0.3, 0.4)
+    noise = MomentsNoise.shared(2.0, 0.1, 0.2, 0.3, 0.4)
     parts = (noise.counts, noise.means, noise.directions, noise.covariances)
     assert sum(1 / part**2 for part in parts) == pytest.approx(1 / 2.0**2)
 
@@ -72,7 +70,7 @@ def test_gaussians_come_back_where_there_is_next_to_no_noise():
         spread=float((x - centres[labels]).norm(dim=1).mean()),
         most=6,
         pooling=0.0,
-        noise=Noise(1e-3, 1e-3, 1e-3, 1e-3),
+        noise=MomentsNoise(1e-3, 1e-3, 1e-3, 1e-3),
         ledger=Ledger(),
         randomness=Randomness.of(0),
     )
@@ -127,7 +125,7 @@ def test_only_released_values_reach_the_examples(monkeypatch, seed):
     method = Moments(components=20, bound=3, spread=2, generator_share=1.0)
     order = image_order(seed=seed)
     names = ("private_counts", "private_sums", "private_second_moment", "private_second_moments")
-    recorded = Recorded(monkeypatch, class_gaussians, names)
+    recorded = Recorded(monkeypatch, class_moments, names)
     first, second = (method.synthesize(part, order, Ledger()) for part in (digits, neighbour))
     assert recorded.uses == [*names, *names]
     assert torch.equal(first.inputs, second.inputs)
@@ -226,9 +224,9 @@ def test_only_released_values_reach_the_rows_of_a_table(monkeypatch):
 
 
 def test_settings_follow_the_shape_and_the_budget():
-    assert moments.teachable((1, 28, 28), image_order(records=60_000))
-    assert not moments.teachable((1, 28, 28), image_order(records=1000))
-    assert not moments.teachable((20,), image_order(records=60_000))
+    assert class_moments.teachable((1, 28, 28), image_order(records=60_000))
+    assert not class_moments.teachable((1, 28, 28), image_order(records=1000))
+    assert not class_moments.teachable((20,), image_order(records=60_000))
     assert Moments.fitting((20,), image_order()).generator_share == 1.0
     rates = [Moments.fitting((1, 28, 28), image_order(records=60_000, epsilon=e)).teacher_rate for e in (0.5, 3, 8)]
     assert rates == sorted(rates)

@@ -8,9 +8,8 @@ from privet.data import Split
 from privet.errors import InputError
 from privet.methods.adversarial import balanced_labels
 from privet.methods.dpgan import Dpgan
-from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan
+from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan, Layout
 from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
-from privet.methods.row_game import Layout
 from privet.methods.synthetic import Order
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger, PaddedPoisson, Proved, Relation
@@ -168,7 +167,7 @@ def test_labels_are_dealt_in_proportion():
         (lambda: FrozenNoiseLayerGan(features="learnt"), "components, random, scattering"),
         (lambda: FrozenNoiseLayerGan(label_share=1.0), "between 0 and 1"),
         (lambda: FrozenNoiseLayerGan(sampling="shuffled"), "padded or fixed"),
-        (lambda: Dpgan.fitting((1, 8, 8), Order(2, 10, 1.0, 1e-5), True), "belongs to noise-layer-gan"),
+        (lambda: PublishedNoiseLayerGan(labels="votes"), "takes the labels as public"),
         (lambda: synthesize(FrozenNoiseLayerGan(**(SMALL | {"dimension": 65}))), "from 1 to 64 components"),
     ],
 )

@@ -22,15 +22,20 @@ from privet.data import Split, divide
 from privet.data.dataset import Dataset
 from privet.errors import InputError
 from privet.methods import dpsgd, optimized_noise, pate, residual_perturbation
-from privet.methods.class_statistics import private_counts, private_second_moments, private_sums
-from privet.methods.dp_pca import private_components
+from privet.methods.class_moments import Moments
 from privet.methods.dpgan import Dpgan
 from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan
-from privet.methods.moments import Moments
 from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
-from privet.methods.statistics import private_mean, private_second_moment
+from privet.methods.statistics import (
+    private_components,
+    private_counts,
+    private_mean,
+    private_second_moment,
+    private_second_moments,
+    private_sums,
+)
 from privet.methods.synthetic import Order
-from privet.methods.teachers import ballots, parts
+from privet.methods.voting import ballots, parts
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 

@@ -6,7 +6,8 @@ import torch
 from privet.data import Split
 from privet.errors import InputError, PrivetError
 from privet.methods import voting
-from privet.methods.moments import Moments
+from privet.methods.class_moments import Moments
+from privet.methods.pate import usual_teachers
 from privet.methods.synthetic import Order
 from privet.methods.voted_labels import VotedLabels
 from privet.noise import GaussianNoise
@@ -126,5 +127,5 @@ def test_what_cannot_be_voted_on_is_refused_by_name(change, words):
 
 def test_the_settings_follow_from_the_records_and_the_budget():
     order = order_of(10, records=60_000)
-    assert VotedLabels.fitting(Moments.fitting((1, 28, 28), order), order).teachers == 250
+    assert usual_teachers(order.records, order.epsilon) == 250
     assert Moments.fitting((1, 28, 28), order).generator_share == 1.0  # the votes are its teacher

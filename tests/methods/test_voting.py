@@ -14,8 +14,18 @@ from privet import audit
 from privet.audit.bounds import GaussianTradeOff
 from privet.data import Split
 from privet.errors import InputError, PrivetError
-from privet.methods.teachers import KernelTeacher, PublicView, ballots, parts
-from privet.methods.voting import Confidence, Voting, answer, label_by_votes, noisy_counts, noisy_top_counts
+from privet.methods.voting import (
+    Confidence,
+    KernelTeacher,
+    PublicView,
+    Voting,
+    answer,
+    ballots,
+    label_by_votes,
+    noisy_counts,
+    noisy_top_counts,
+    parts,
+)
 from privet.privacy import Budget, Ledger, NoisyTopCount, NoisyVotes, Proved, Relation
 from privet.privacy.accountants.gdp import gdp_epsilon
 from privet.randomness import Randomness, SecureSource

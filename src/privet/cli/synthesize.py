@@ -147,7 +147,7 @@ def choose(task: Task, given: dict[str, Any]) -> tuple[str, str]:
     Class moments, always, so far: on MNIST students of every GAN here are far behind (docs/synthesis.md, the table of students).
     """
     from privet.methods import method_named
-    from privet.methods.moments import Moments, teachable
+    from privet.methods.class_moments import Moments, teachable
 
     if task.schema is not None:
         return "moments", "these are rows of a table: histograms and correlations keep its columns and need no training"

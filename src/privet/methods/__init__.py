@@ -1,17 +1,7 @@
 """Every method of the library: one file each, one table."""
 
-from privet.methods import (  # noqa: F401 - each file registers its methods, in the order of the tables
-    dpsgd,
-    optimized_noise,
-    moments,
-    table_moments,
-    pate,
-    dpgan,
-    frozen_noise_layer_gan,
-    noise_layer_gan,
-    residual_perturbation,
-    svrg,
-)
+from importlib import import_module
+
 from privet.methods.method import (
     METHODS,
     Context,
@@ -55,3 +45,17 @@ __all__ = [
     "settings_of",
     "with_settings",
 ]
+
+# Importing a file registers its methods. This is the order of every table.
+for _file in (
+    "dpsgd",
+    "optimized_noise",
+    "class_moments",
+    "pate",
+    "dpgan",
+    "frozen_noise_layer_gan",
+    "noise_layer_gan",
+    "residual_perturbation",
+    "svrg",
+):
+    import_module(f"privet.methods.{_file}")

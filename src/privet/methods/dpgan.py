@@ -26,8 +26,8 @@ from privet.methods.adversarial import (
     game_randomness,
     generate,
 )
-from privet.methods.class_statistics import private_counts
 from privet.methods.method import register
+from privet.methods.statistics import private_counts
 from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
 from privet.models.conditional import private_discriminator
 from privet.models.dcgan import Generator

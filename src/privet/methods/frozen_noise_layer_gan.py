@@ -9,26 +9,192 @@ that is the price of the idea.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from privet.clipping.rows import clipped_rows
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.adversarial import balanced_labels, game_randomness, generate
-from privet.methods.dp_pca import private_components
+from privet.methods.adversarial import balanced_labels, called_made, called_real, draw_labels, game_randomness, generate
 from privet.methods.method import Task, register
-from privet.methods.noisy_rows import SCHEMES, NoisyRows, calibrated_rows, row_sampling
 from privet.methods.recipe import kind_of
-from privet.methods.row_game import Layout, Maker, RowGame
-from privet.methods.statistics import private_mean
+from privet.methods.statistics import private_components, private_mean
 from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
-from privet.models.dense_gan import DenseGenerator, SpanGenerator
+from privet.models.dense_gan import DenseGenerator, SpanGenerator, dense_discriminator
 from privet.models.embeddings import Directions, random_convolutions, scattering_projection
-from privet.privacy import Budget, Gaussian, Ledger, Relation, steps_of
+from privet.noise import GaussianNoise
+from privet.privacy import Budget, Event, Gaussian, Ledger, Relation, steps_of
 from privet.randomness import Randomness
+from privet.sampling import FixedSizeSampling, PaddedPoissonSampling
+from privet.sampling.padded import EMPTY
+from privet.training import Average, BudgetExhausted
+
+SCHEMES = {"padded": Relation.ADD_REMOVE, "fixed": Relation.REPLACE_ONE}
+"""How rows are sampled, and for which relation that is accounted."""
+_OVERFLOW_SHARE = 1e-3
+"""At most this part of delta is the probability that a batch has more records than rows."""
+
+RowSampling = FixedSizeSampling | PaddedPoissonSampling
+
+
+@dataclass(frozen=True)
+class NoisyRows:
+    """`steps` batches of rows, each row clipped to norm `bound`, plus N(0, (noise_multiplier * bound)^2) on every coordinate.
+
+    Formal guarantees: everything that is yielded costs `event`, under `relation`. With padded Poisson sampling, adding or
+    removing a record changes one row, from nothing to at most `bound`; the number of records in a batch is not seen, since
+    empty rows look like noise, as all do. With samples of fixed size, replacing a record changes one row by at most twice
+    `bound`. Rows come in random order, which both ask for. Plain Poisson sampling would show how many rows there are, and earns
+    no amplification.
+    """
+
+    sampling: RowSampling
+    noise_multiplier: float
+    steps: int
+    bound: float = 1.0
+
+    @property
+    def relation(self) -> Relation:
+        return SCHEMES["fixed" if isinstance(self.sampling, FixedSizeSampling) else "padded"]
+
+    @property
+    def event(self) -> Event:
+        return self.sampling.event(Gaussian(self.noise_multiplier)) * self.steps
+
+    @property
+    def filled(self) -> float:
+        """The expected part of the rows that hold a record; public."""
+        if isinstance(self.sampling, FixedSizeSampling):
+            return 1.0
+        return self.sampling.rate * self.sampling.records / self.sampling.rows
+
+    def release(self, embeddings: Tensor, ledger: Ledger, randomness: Randomness) -> Iterator[Tensor]:
+        """The batches, each of ``(rows, d)``; the whole of `event` is in the ledger before the first is drawn.
+
+        Args:
+            embeddings: ``(N, d)``, each computed from its record alone. A label belongs into it, also where labels are public:
+                beside the row it would tell who can be in it, which takes away the amplification by sampling.
+            ledger: with the relation of the sampling.
+            randomness: of sampling, order and noise.
+        """
+        if ledger.relation is not self.relation:
+            raise InputError(f"Such rows are accounted for {self.relation.value}; the ledger is for {ledger.relation}.")
+        ledger.require_unit("record")
+        ledger.record(self.event)
+        noise = GaussianNoise(self.noise_multiplier)
+        for _ in range(self.steps):
+            drawn = self.sampling.draw(len(embeddings), randomness.sampling)
+            places = (drawn != EMPTY).nonzero().flatten()
+            bounded = clipped_rows(embeddings[drawn[places]], places, self.sampling.rows, self.bound)
+            yield noise.add(bounded, randomness.noise)["rows"].to(embeddings.dtype)
+
+    def imitate(self, embeddings: Tensor) -> Tensor:
+        """Rows of made examples as those of records look: clipped, left empty as often, with the same noise.
+
+        Not private and in need of none: what is given was made. Gradients go through it.
+        """
+        norms = embeddings.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        clipped = embeddings * (self.bound / norms).clamp(max=1.0)
+        held = torch.rand(len(clipped), 1) < self.filled
+        rows: Tensor = clipped * held + torch.randn_like(clipped) * (self.noise_multiplier * self.bound)
+        return rows
+
+
+def row_sampling(scheme: str, size: int, records: int, steps: int, delta: float) -> RowSampling:
+    """The scheme by its name: "padded" (Poisson, add/remove) or "fixed" (without replacement, replace one)."""
+    if scheme not in SCHEMES:
+        raise InputError(f"Rows are sampled {' or '.join(SCHEMES)}, not {scheme!r}.")
+    if scheme == "fixed":
+        return FixedSizeSampling(size, records)
+    return PaddedPoissonSampling.for_steps(size, records, steps, _OVERFLOW_SHARE * delta)
+
+
+def calibrated_rows(sampling: RowSampling, steps: int, budget: Budget) -> NoisyRows:
+    """The rows with the least noise that the budget allows after what it has spent."""
+    guess = 0.6 if isinstance(sampling, PaddedPoissonSampling) else 1.2
+    least = budget.least(lambda sigma: sampling.event(Gaussian(sigma)) * steps, guess, "noise multiplier")
+    return NoisyRows(sampling, least, steps)
+
+
+Maker = DenseGenerator | SpanGenerator
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What is in a row: an embedding and a label, of which the second has `share` of the squared norm.
+
+    Formal guarantees: a row has a norm of at most 1, whatever the record.
+    """
+
+    embedding: nn.Module
+    classes: int
+    share: float
+
+    def rows(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The row of each record or made example, without noise."""
+        short, bound = self.embedding(x).flatten(1), math.sqrt(1 - self.share)
+        short = short * (bound / short.norm(dim=1, keepdim=True).clamp(min=bound))
+        label = math.sqrt(self.share) * F.one_hot(labels, self.classes).to(short.dtype)
+        return torch.cat([short, label], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class RowGame:
+    """The game between a generator and a discriminator of rows.
+
+    Formal guarantees: post-processing of the rows that it is given.
+    """
+
+    plan: NoisyRows
+    layout: Layout
+    learning_rate: float
+    averaging: float
+    width: int
+    rows: int
+
+    def play(self, maker: Maker, released: Tensor, steps: int, on_step: OnStep | None = None) -> Tensor:
+        """Train `maker` for so many steps, on rows drawn from all that were released; returns the frequencies of the classes.
+
+        A row may come again, since it was paid for once. `on_step` may end the game with `BudgetExhausted`.
+        """
+        judge, frequencies = dense_discriminator(released.shape[1], self.width), self.frequencies(released)
+        optimizers = [
+            torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.99)) for each in (judge, maker)
+        ]
+        average = Average(maker, self.averaging)
+        try:
+            for step in range(1, steps + 1):
+                rows = released[torch.randint(len(released), (self.rows,))]
+                labels = draw_labels(frequencies, self.rows)
+                examples = (maker(torch.randn(self.rows, maker.latent), labels) + 1) / 2
+                made = self.plan.imitate(self.layout.rows(examples, labels))
+                optimizers[0].zero_grad()
+                loss = called_real(judge(rows)) + called_made(judge(made.detach()))
+                loss.backward()
+                optimizers[0].step()
+                optimizers[1].zero_grad()
+                called_real(judge(made)).backward()
+                optimizers[1].step()
+                average.update()
+                if on_step is not None:
+                    seen = {"step": step, "steps": steps, "loss": float(loss.detach())}
+                    on_step({"what": "Training the GAN", **seen})
+        except BudgetExhausted:
+            pass  # the generator is what was trained until here
+        average.keep()
+        return frequencies
+
+    def frequencies(self, released: Tensor) -> Tensor:
+        """Of the classes, from the label columns of the rows, whose noise has mean 0; none is taken as quite empty."""
+        classes = self.layout.classes
+        found = released[:, -classes:].mean(0) / (self.plan.filled * math.sqrt(self.layout.share))
+        return found.clamp(min=0.01 / classes)
+
 
 FEATURES = ("components", "random", "scattering")
 _EMBEDDED = 1000

@@ -426,7 +426,12 @@ def _documented(cls: type) -> dict[str, str]:
         names: list[str] = []
         for line in listed.splitlines():
             head, colon, rest = line.strip().partition(": ")
-            if colon and line.startswith("        ") and not line.startswith("         ") and " " not in head.replace(", ", ""):
+            if (
+                colon
+                and line.startswith("        ")
+                and not line.startswith("         ")
+                and " " not in head.replace(", ", "")
+            ):
                 names = head.split(", ")
                 found |= dict.fromkeys(names, rest)
             elif line.startswith("            ") and names:
@@ -455,7 +460,7 @@ ALIASES = {
 def register(method: Any) -> Any:
     """Add a method to the table: a decorator for a class, or a call with a value.
 
-        register(replace(DPSGD(), key="dpsgd-automatic", title="DP-SGD, automatic clipping", clipping="automatic"))
+    register(replace(DPSGD(), key="dpsgd-automatic", title="DP-SGD, automatic clipping", clipping="automatic"))
     """
     value: Method = method() if isinstance(method, type) else method
     if not value.key:

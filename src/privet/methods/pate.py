@@ -17,8 +17,17 @@ from privet.errors import InputError, PrivetError
 from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
 from privet.methods.preparation import arguments, build_model, reserve_accuracy
 from privet.methods.recipe import chosen
-from privet.methods.teachers import KernelTeacher, OnStep, PublicView, Teach, kernel
-from privet.methods.voting import Answers, Confidence, Voting, label_by_votes
+from privet.methods.voting import (
+    Answers,
+    Confidence,
+    KernelTeacher,
+    OnStep,
+    PublicView,
+    Teach,
+    Voting,
+    kernel,
+    label_by_votes,
+)
 from privet.models.on_features import OnFeatures
 from privet.privacy import Budget, Ledger, NoisyVotes, PublicRecords
 from privet.randomness import Randomness

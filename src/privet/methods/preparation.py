@@ -20,11 +20,10 @@ from privet import models
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
-from privet.methods.dp_pca import private_components
 from privet.methods.method import Context, Task
 from privet.methods.private_accuracy import PrivateAccuracy
 from privet.methods.recipe import Recipe, Settings
-from privet.methods.statistics import Statistic, private_mean, private_second_moment
+from privet.methods.statistics import Statistic, private_components, private_mean, private_second_moment
 from privet.models.on_features import OnFeatures
 from privet.privacy import Ledger, LedgerError
 from privet.randomness import Randomness, before_training

@@ -191,7 +191,9 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Recipe:
     """A recipe by its name, or from a file of one's own that ends in .yaml."""
     if name in names():
-        return _read(resources.files("privet.methods").joinpath("recipes", f"{name}.yaml").read_text(encoding="utf-8"), name)
+        return _read(
+            resources.files("privet.methods").joinpath("recipes", f"{name}.yaml").read_text(encoding="utf-8"), name
+        )
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise InputError(

@@ -255,9 +255,7 @@ class Residual(Method):
     noise_path = "residual mapping"
     source = "Wang et al. 2020"
     noise_is = "the residual stream"
-    proof = (
-        "via noise on the input, with public labels, or by DP-SGD: proved; via the stream's noise alone: claimed, refuted"
-    )
+    proof = "via noise on the input, with public labels, or by DP-SGD: proved; via the stream's noise alone: claimed, refuted"
     spends_budget = False
 
     key: str = "residual"

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from privet.clipping.bounded import BoundedSum
-from privet.clipping.rows import clipped_sum, normalised_second_moment, symmetric
+from privet.clipping.rows import (
+    clipped_sum,
+    grouped_count,
+    grouped_second_moment,
+    grouped_sum,
+    normalised_second_moment,
+    symmetric,
+)
 from privet.data import Split
+from privet.errors import InputError
 from privet.noise import GaussianNoise
 from privet.privacy import CovarianceRelease, Ledger
 from privet.randomness import Randomness
@@ -79,3 +87,101 @@ def _over(records: Split, sums: Callable[[Tensor, Tensor | None], BoundedSum]) -
     chunks, shares = torch.arange(len(records)).split(_CHUNK), records.shares
     parts = ((records.batch(where)[0], None if shares is None else shares[where]) for where in chunks)
     return reduce(add, (sums(*part) for part in parts))
+
+
+def private_counts(
+    groups: Tensor,
+    count: int,
+    *,
+    noise_multiplier: float,
+    ledger: Ledger,
+    randomness: Randomness,
+    shares: Tensor | None = None,
+) -> Tensor:
+    """How many records are in each of `count` groups, with Gaussian noise; at least 1.
+
+    Here and below `shares` is that of `Split.shares`, where the records have users: each user then counts 1.
+
+    Formal guarantees: one `Gaussian` event, in the ledger before the noise is drawn.
+    """
+    noise = GaussianNoise(noise_multiplier)
+    ledger.require_unit("record" if shares is None else "user")
+    total = grouped_count(groups, count, shares)
+    ledger.record(noise.event())
+    return noise.add(total, randomness.noise)["sum"].clamp(min=1.0)
+
+
+def private_sums(
+    rows: Tensor,
+    groups: Tensor,
+    count: int,
+    *,
+    bound: float,
+    noise_multiplier: float,
+    ledger: Ledger,
+    randomness: Randomness,
+    shares: Tensor | None = None,
+) -> Tensor:
+    """``(count, d)``: the sum of each group's rows, clipped to `bound`, with noise of `noise_multiplier` times `bound`.
+
+    Formal guarantees: one `Gaussian` event for all groups together, since a record is in one of them.
+    """
+    noise = GaussianNoise(noise_multiplier)
+    ledger.require_unit("record" if shares is None else "user")
+    total = _over_groups(rows, groups, shares, lambda *some: grouped_sum(some[0], some[1], count, bound, some[2]))
+    ledger.record(noise.event())
+    return noise.add(total, randomness.noise)["sum"]
+
+
+def private_second_moments(
+    rows: Tensor,
+    groups: Tensor,
+    count: int,
+    *,
+    bound: float,
+    noise_multiplier: float,
+    ledger: Ledger,
+    randomness: Randomness,
+    shares: Tensor | None = None,
+) -> Tensor:
+    """``(count, d, d)``: the sum of x^T x over each group's rows, clipped to `bound`, with noise on the triangles.
+
+    Formal guarantees: one `CovarianceRelease` for all groups together, since a record is in one of them.
+    """
+    noise = GaussianNoise(noise_multiplier)
+    ledger.require_unit("record" if shares is None else "user")
+    total = _over_groups(
+        rows, groups, shares, lambda *some: grouped_second_moment(some[0], some[1], count, bound, some[2])
+    )
+    ledger.record(CovarianceRelease(noise_multiplier))
+    return symmetric(noise.add(total, randomness.noise))
+
+
+def _over_groups(
+    rows: Tensor, groups: Tensor, shares: Tensor | None, sums: Callable[[Tensor, Tensor, Tensor | None], BoundedSum]
+) -> BoundedSum:
+    chunks = torch.arange(len(rows)).split(_CHUNK)
+    return reduce(
+        add, (sums(rows[where], groups[where], None if shares is None else shares[where]) for where in chunks)
+    )
+
+
+def private_components(
+    records: Split, components: int, *, noise_multiplier: float, ledger: Ledger, randomness: Randomness
+) -> Tensor:
+    """The `components` leading eigenvectors of the noisy second moment, as rows, the largest eigenvalue first.
+
+    Records are scaled to norm 1, as in the paper. Everything after the noise is post-processing.
+
+    Formal guarantees: one `CovarianceRelease` of sensitivity 1 for adding or removing a record.
+    """
+    width = records[0][0].numel()
+    if not 1 <= components <= width:
+        raise InputError(f"DP-PCA can give from 1 to {width} components of records of size {width}, not {components}.")
+    # Directions do not depend on what the sum is divided by.
+    moment = private_second_moment(
+        records, noise_multiplier=noise_multiplier, public_size=1, ledger=ledger, randomness=randomness
+    )
+    _, vectors = torch.linalg.eigh(moment)
+    leading: Tensor = vectors[:, -components:].flip(1).mT
+    return leading.to(torch.float32).contiguous()

@@ -350,7 +350,9 @@ class Svrg(Method):
         recipe, _ = chosen(self.recipe, dataset)
         recipe = recipe.with_model(self.model) if self.model else recipe
         if len(dataset.train) != dataset.size:
-            raise InputError("Variance reduction takes the number of training records as public: leave out the public size.")
+            raise InputError(
+                "Variance reduction takes the number of training records as public: leave out the public size."
+            )
         model = build_model(recipe, dataset, task.seed)
         plan = snapshot_plan(
             dataset.size,
@@ -378,7 +380,5 @@ class Svrg(Method):
             "Noise": f"{plan.differences.noise.describe()} for differences, {plan.snapshots.noise.describe()} for snapshots",
             "Optimizer": f"SGD, learning rate {self.learning_rate:g}, momentum {self.momentum:g}",
         }
-        release = TrainedModel(
-            model, model, dataset.train, dataset.test, recipe.model.name, arguments(recipe, dataset)
-        )
+        release = TrainedModel(model, model, dataset.train, dataset.test, recipe.model.name, arguments(recipe, dataset))
         return Outcome(release, plan=plan.differences, steps=done.steps, settings=settings)

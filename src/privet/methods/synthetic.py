@@ -153,7 +153,9 @@ class SyntheticMethod(Method):
     labels: str = option("protected", "protected with the record, or votes: teachers of disjoint records vote on them")
     votes_share: float = option(0.5, "with votes: their share of the budget")
     teachers: int = option(0, "with votes: how many teachers; 0 for the usual number")
-    queries: int = option(0, "with votes: how many examples the teachers are asked about; 0 for as many as the noise allows")
+    queries: int = option(
+        0, "with votes: how many examples the teachers are asked about; 0 for as many as the noise allows"
+    )
     threshold: float = option(0.0, "with votes: answer only where a class has this many votes; 0 for all")
     threshold_noise: float = option(0.0, "with votes: the noise of the count that is compared with the threshold")
 
@@ -200,8 +202,8 @@ class SyntheticMethod(Method):
     def _maker(self, task: Task) -> Synthesizer:
         if self.labels != "votes":
             return self
-        from privet.methods.voted_labels import VotedLabels
         from privet.methods.pate import usual_teachers
+        from privet.methods.voted_labels import VotedLabels
 
         return VotedLabels(
             self,

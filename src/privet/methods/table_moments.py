@@ -10,8 +10,8 @@ from torch import Tensor
 
 from privet.data import Categorical, Numeric, Split
 from privet.errors import InputError
-from privet.methods.class_statistics import private_second_moments, private_sums
 from privet.methods.method import Task, register
+from privet.methods.statistics import private_second_moments, private_sums
 from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod, check_classes
 from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import Randomness, before_training

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from privet.data import Dataset, Split, compute_features
 from privet.errors import InputError
+from privet.methods.class_moments import scatters
 from privet.methods.pate import label_all
-from privet.methods.scattering_teacher import scatters
 from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
-from privet.methods.teachers import check_teachers
-from privet.methods.voting import Answers, Confidence, Voting
+from privet.methods.voting import Answers, Confidence, Voting, check_teachers
 from privet.models import scattering_linear
 from privet.privacy import Budget, Gaussian, Ledger, Relation
 from privet.randomness import Randomness

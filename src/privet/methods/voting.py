@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from scipy.special import log_ndtr, logsumexp
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from privet.data import Split
 from privet.errors import InputError, PrivetError
-from privet.methods.teachers import KernelTeacher, OnStep, PublicView, Teach, ballots
-from privet.methods.vote_analysis import DataDependent, analyse
 from privet.privacy import Budget, Ledger, NoisyTopCount, NoisyVotes
-from privet.randomness import Randomness, Source
+from privet.privacy.spent import round_up
+from privet.randomness import Randomness, SecureSource, Source
 from privet.randomness.draws import fill_normal
 
 
@@ -82,7 +87,7 @@ def label_by_votes(
         teach: how each teacher learns and votes on `queries` as they are; by default a kernel classifier in a view of them.
         on_step: called after each teacher.
 
-    Formal guarantees: one record changes one vote at each query (`privet.methods.teachers.ballots`). Which queries are
+    Formal guarantees: one record changes one vote at each query (`privet.methods.voting.ballots`). Which queries are
     answered is decided by a release of its own, then all answers together spend what is left whatever their number, so
     that the total is known before any vote is counted.
     """
@@ -149,3 +154,220 @@ def noisy_top_counts(counts: Tensor, noise: float, ledger: Ledger, source: Sourc
 
 def _normal(count: int, source: Source) -> Tensor:
     return fill_normal(torch.empty(count, dtype=torch.float64), source)
+
+
+_FARTHEST = 1e3
+"""Coordinates beyond this many typical distances are cut: a kernel is 0 there anyway, and sums stay finite."""
+_CHUNK = 1000
+
+OnStep = Callable[[dict[str, Any]], None]
+Votes = Callable[[Tensor], Tensor]
+"""From queries to one class for each."""
+
+
+class Teach(Protocol):
+    """How a teacher learns its part: a function of these records alone, and of nothing that other teachers saw."""
+
+    def __call__(self, inputs: Tensor, labels: Tensor, classes: int) -> Votes: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PublicView:
+    """Leading principal components of public records, in which two of them are at a mean squared distance of 1.
+
+    Formal guarantees: it is a function of the public records alone.
+    """
+
+    mean: Tensor
+    directions: Tensor
+
+    @classmethod
+    def of(cls, public: Tensor, components: int = 150) -> PublicView:
+        rows = public.flatten(1)
+        mean = rows.mean(0)
+        centred = rows - mean
+        generator = torch.Generator().manual_seed(0)
+        # Always the same start: a view that differed from call to call could not be told from one that saw records.
+        kept = min(components, *rows.shape)
+        start = torch.randn(rows.shape[1], min(kept + 20, *rows.shape), generator=generator)
+        basis = torch.linalg.qr(centred @ start).Q
+        for _ in range(2):
+            basis = torch.linalg.qr(centred @ (centred.mT @ basis)).Q
+        directions = torch.linalg.svd(basis.mT @ centred, full_matrices=False).Vh[:kept].mT
+        spread = float((centred @ directions).square().sum()) / len(rows)
+        if not spread > 0:
+            raise InputError("All public records are alike: they cannot tell what private ones have in common.")
+        return cls(mean, directions / (2 * spread) ** 0.5)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        seen = [(chunk.flatten(1) - self.mean) @ self.directions for chunk in rows.split(_CHUNK)]
+        return torch.cat(seen).nan_to_num(0.0, 0.0, 0.0).clamp(-_FARTHEST, _FARTHEST)
+
+
+def kernel(one: Tensor, other: Tensor) -> Tensor:
+    """Gaussian, as wide as the typical distance of public records."""
+    return torch.cdist(one, other).square_().neg_().exp_()
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTeacher:
+    """Least squares in the space of a Gaussian kernel, in closed form: the same part always gives the same teacher.
+
+    Records go through `view` here; queries must have gone through it before, once for all teachers.
+    """
+
+    view: PublicView
+    ridge: float = 0.01
+
+    def __call__(self, inputs: Tensor, labels: Tensor, classes: int) -> Votes:
+        known = self.view(inputs)
+        targets = one_hot(labels, classes).to(known.dtype) - 1 / classes
+        weights = torch.linalg.solve(kernel(known, known) + self.ridge * torch.eye(len(known)), targets)
+
+        def votes(queries: Tensor) -> Tensor:
+            return torch.cat([(kernel(chunk, known) @ weights).argmax(1) for chunk in queries.split(_CHUNK)])
+
+        return votes
+
+
+def parts(records: int, teachers: int, source: Source, owners: Tensor | None = None) -> Iterator[Tensor]:
+    """The places of the records of each teacher: every record goes to one of them, drawn for it alone.
+
+    Where records have `owners`, numbered from 0 on, all of one user go to one teacher, drawn for that user alone.
+
+    Formal guarantees: disjoint, and all records are in them. Whether a record is there does not move any other (a cut
+    into parts of equal size would move them all), so that adding, removing or replacing it changes one part. So does a user.
+    """
+    units = records if owners is None else int(owners.max()) + 1
+    if isinstance(source, SecureSource):
+        drawn = source.integers(units).remainder(teachers)
+    else:
+        drawn = torch.randint(teachers, (units,), generator=source)
+    drawn = drawn if owners is None else drawn[owners]
+    order = drawn.argsort(stable=True)
+    yield from order.split(drawn.bincount(minlength=teachers).tolist())
+
+
+def check_teachers(teachers: int, records: int, classes: int) -> None:
+    """There is something to vote on, and somebody to vote."""
+    if classes < 2:
+        raise InputError("Teachers vote between classes, and there is only one.")
+    if teachers < 2:
+        raise InputError(f"A vote needs at least two teachers, and {teachers} was asked for.")
+    if teachers > records:
+        raise InputError(f"There are fewer records than {teachers:,} teachers: ask for fewer teachers.")
+
+
+def ballots(
+    records: Split,
+    queries: Tensor,
+    classes: int,
+    *,
+    teachers: int,
+    teach: Teach,
+    source: Source,
+    on_step: OnStep | None = None,
+) -> Tensor:
+    """How many teachers vote for each class at each query: a tensor ``(queries, classes)`` that is not for release.
+
+    Formal guarantees: one record, added, removed or replaced, changes one teacher, so that at each query at most one vote
+    moves from a class to another. A teacher that got no record votes for the first class.
+    """
+    check_teachers(teachers, records.units, classes)
+    owners = None if records.users is None else records.users.unique(return_inverse=True)[1]
+    counts = torch.zeros(len(queries), classes, dtype=torch.int64)
+    for number, part in enumerate(parts(len(records), teachers, source, owners), 1):
+        votes = torch.zeros(len(queries), dtype=torch.int64)
+        if len(part):
+            votes = teach(*records.batch(part), classes)(queries)
+        if votes.shape != (len(queries),) or not bool(((votes >= 0) & (votes < classes)).all()):
+            raise PrivetError(f"Teacher {number} did not give one class from 0 to {classes - 1} for each query.")
+        counts += one_hot(votes, classes)
+        if on_step is not None:
+            on_step({"what": "Teachers", "step": number, "steps": teachers})
+    return counts
+
+
+Array = npt.NDArray[np.float64]
+
+ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class DataDependent:
+    """Epsilon at these records alone. It is a function of the votes that nothing protects: internal, not for release.
+
+    Formal guarantees: the divergence of the answers on these records from those on any neighbouring ones is bounded by
+    it. It is no bound for other records, and it is no differential privacy unless it is released by a mechanism of its
+    own (smooth sensitivity), which is not done here.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __str__(self) -> str:
+        return (
+            f"epsilon = {round_up(self.epsilon)} at delta = {self.delta:g} at these records alone (data-dependent RDP of the "
+            "votes); computed from the votes without protection: internal, not for release"
+        )
+
+
+def analyse(counts: Tensor, asked: Tensor, noise: float, confidence: Confidence | None, delta: float) -> DataDependent:
+    """The data-dependent epsilon of the winners at `asked`, and of the checks at every query where there were any."""
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    orders = np.array(ORDERS, dtype=np.float64)
+    total = divergences(log_upset(counts[asked].numpy().astype(np.float64), noise), noise**2, orders).sum(0)
+    if confidence is not None:
+        top = counts.max(1).values.numpy().astype(np.float64)
+        upset = log_ndtr(-np.abs(top - confidence.threshold) / confidence.noise)
+        total += divergences(upset, 2 * confidence.noise**2, orders).sum(0)
+    epsilon, _ = rdp_privacy_accountant.compute_epsilon(list(ORDERS), total, delta)
+    return DataDependent(float(epsilon), delta)
+
+
+def log_upset(counts: Array, noise: float) -> Array:
+    """The logarithm of a bound of the probability that noise makes another class than the largest win, for each row.
+
+    The union over the others, and at most 1 - 1/classes: none is likelier than the one with most votes.
+    """
+    ordered = np.sort(counts, axis=1)
+    gaps = ordered[:, -1:] - ordered[:, :-1]
+    union = logsumexp(log_ndtr(-gaps / (math.sqrt(2) * noise)), axis=1)
+    bound: Array = np.minimum(union, math.log1p(-1 / counts.shape[1]))
+    return bound
+
+
+def divergences(log_q: Array, scale: float, orders: Array) -> Array:
+    """Renyi divergences, a row for each release and a column for each order (Theorem 6 and Proposition 10).
+
+    Args:
+        log_q: the logarithms of the probabilities of all outcomes but the likeliest.
+        scale: the mechanism's divergence of order a is at most a / scale whatever the data: noise^2 for votes, which have
+            sensitivity sqrt 2, and 2 noise^2 for the largest count.
+        orders: above 1.
+
+    Formal guarantees: never above a / scale.
+    """
+    anyway = np.broadcast_to(orders / scale, (len(log_q), len(orders)))
+    log_q = log_q[:, None]
+    second = np.sqrt(np.maximum(scale * -log_q, 1e-300))
+    first = second + 1
+    epsilon_first, epsilon_second = first / scale, second / scale
+    with np.errstate(all="ignore"):
+        largest = (second - 1) * epsilon_second - second * (np.log(first / second) + np.log(second / (second - 1)))
+        holds = (second > 1) & (orders <= first) & (log_q <= largest) & (log_q + epsilon_second < 0)
+        log_p = _log_1_minus(log_q)
+        log_a = log_p - _log_1_minus((log_q + epsilon_second) * (second - 1) / second)
+        log_b = epsilon_first - log_q / (first - 1)
+        power = orders - 1
+        found = np.logaddexp(log_p + power * log_a, log_q + power * log_b) / power
+    found = np.where(holds & np.isfinite(found), np.maximum(found, 0.0), anyway)
+    bound: Array = np.where(np.isneginf(log_q), 0.0, np.minimum(found, anyway))
+    return bound
+
+
+def _log_1_minus(log_x: Array) -> Array:
+    """log(1 - x) from log x < 0."""
+    difference: Array = np.where(log_x > -math.log(2), np.log(-np.expm1(log_x)), np.log1p(-np.exp(log_x)))
+    return difference

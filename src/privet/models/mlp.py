@@ -8,7 +8,7 @@ from torch import nn
 def pca_mlp(inputs: int = 784, components: int = 60, hidden: int = 1000, classes: int = 10) -> nn.Sequential:
     """A frozen projection, `hidden` ReLU units and the class scores, without biases.
 
-    The projection is put in place by DP-PCA (`privet.methods.dp_pca`); until then it is random. Weights start as in the
+    The projection is put in place by DP-PCA (`privet.methods.statistics`); until then it is random. Weights start as in the
     paper's published code: normal with a variance of one over the inputs, cut at two standard deviations.
     """
     projection = nn.Linear(inputs, components, bias=False).requires_grad_(False)
