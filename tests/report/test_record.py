@@ -150,5 +150,5 @@ def test_the_environment_names_versions_and_not_the_machine():
 
 
 def test_a_missing_package_is_still_recorded(monkeypatch):
-    monkeypatch.setattr("privet.report.environment.PACKAGES", ("no-such-package-anywhere",))
+    monkeypatch.setattr("privet.report.record.PACKAGES", ("no-such-package-anywhere",))
     assert versions()["no-such-package-anywhere"] == "not installed"

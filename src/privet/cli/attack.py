@@ -57,7 +57,8 @@ class Moved:
         found = {name: value for name, value in vars(self).items() if value is not None and name != "signal"}
         for name, value in found.items():
             typer.echo(
-                f"privet: --{name} moved and will stop working in the next version: write --set {name}={value}", err=True
+                f"privet: --{name} moved and will stop working in the next version: write --set {name}={value}",
+                err=True,
             )
         return found
 
@@ -100,7 +101,9 @@ def attack(
     given: dict[str, Any] = moved.settings() | pairs(settings or ())
     wanted = keys(attacks) or ["distance" if record.synthetic else "loss"]
     if moved.signal == "confidence" and wanted == ["loss"]:
-        typer.echo("privet: --signal moved and will stop working in the next version: write --attack confidence", err=True)
+        typer.echo(
+            "privet: --signal moved and will stop working in the next version: write --attack confidence", err=True
+        )
         wanted = ["confidence"]
     if wanted == [INVERSION]:
         _invert(record, run, model, as_json)
@@ -108,9 +111,7 @@ def attack(
     chosen = [attack_with(key, given) for key in wanted]
     dataset = load_again(record.data)
     with computing() as progress:
-        results, page, extra = attack_run(
-            run, chosen, dataset, model=model, command=command_line(), progress=progress
-        )
+        results, page, extra = attack_run(run, chosen, dataset, model=model, command=command_line(), progress=progress)
     if as_json:
         facts = [dataclasses.asdict(result) for result in results]
         if not record.data.public:

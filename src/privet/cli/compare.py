@@ -51,9 +51,7 @@ class Race:
     out: Annotated[Path, typer.Option(help="The folder of the comparison; one that was stopped goes on.")] = Path(
         "runs/compare"
     )
-    minutes: Annotated[
-        float, typer.Option(help="How long each method may train; 0: as long as it takes.", min=0)
-    ] = 0.0
+    minutes: Annotated[float, typer.Option(help="How long each method may train; 0: as long as it takes.", min=0)] = 0.0
     methods: Annotated[
         list[str] | None,
         typer.Option(

@@ -69,9 +69,7 @@ def methods(
     rows = [("setting", "type", "default", "meaning")]
     rows += [(one.name, one.kind, _shown(one.default), one.meaning) for one in settings]
     typer.echo(_table(rows))
-    typer.echo(
-        "\nGive one with --set NAME=VALUE. Defaults that depend on the records are chosen when the run starts."
-    )
+    typer.echo("\nGive one with --set NAME=VALUE. Defaults that depend on the records are chosen when the run starts.")
 
 
 def _shown(default: Any) -> str:
@@ -118,7 +116,9 @@ def attacks(plugins: Plugins = None, as_json: AsJson = False) -> None:
     found = []
     for key in attack_names():
         attack = attack_named(key)
-        settings = {f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.name not in ("key", "title")}
+        settings = {
+            f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.name not in ("key", "title")
+        }
         found.append({"key": key, "title": attack.title, "settings": settings})
     if as_json:
         typer.echo(json.dumps(found, indent=1, default=str))

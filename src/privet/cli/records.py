@@ -96,7 +96,9 @@ Delta = Annotated[
     float | None,
     typer.Option(help="The delta of the statement; without it, a power of ten below 1 / the public number of records."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Makes the run repeatable; such a release is not for publication.", min=0)]
+Seed = Annotated[
+    int | None, typer.Option(help="Makes the run repeatable; such a release is not for publication.", min=0)
+]
 PublicRecords = Annotated[
     str,
     typer.Option(

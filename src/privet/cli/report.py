@@ -18,7 +18,6 @@ JOB = "job.json"
 """Tells the folder of a comparison from that of a run."""
 
 
-
 @verb("report", "privet report runs/a --license apache-2.0")
 def report(
     context: typer.Context,

@@ -344,6 +344,10 @@ class Method:
             own = {"model": ran.release.part, "inputs": inputs, "labels": labels}
         return audit_plan(ran.plan, delta=ran.delta, **own, **asked)
 
+    def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran | None:
+        """A run of this kind without data, for an audit of the method by its name; None where there is none."""
+        return None
+
     def stations(self) -> tuple[Station, ...]:
         """Stations that the method adds to the laboratory."""
         return ()

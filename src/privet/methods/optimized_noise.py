@@ -146,6 +146,14 @@ class OptimizedNoise(RecipeMethod):
             return "it has no proof for users who hold several records"
         return super().why_not(task)
 
+    def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran:
+        elliptical = self.form == "elliptical"
+        clipping = MovingEllipticalClipping(1.0) if elliptical else FlatClipping(1.0)
+        chosen = GaussianNoise(noise) if elliptical else MovingShapeNoise(noise)
+        if self.form == "isotropic":
+            chosen = IsotropicL2Noise(2 * WIDTH, noise)
+        return Ran(Ledger(), delta, Plan(PoissonSampling(rate), clipping, chosen, steps, EXAMPLE_RECORDS))
+
     def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
         return train(part, form=self.form, as_published=self.as_published, **settings)
 

@@ -20,8 +20,8 @@ from privet.errors import InputError
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
-from privet.report.drawing import draw_way
-from privet.report.places import Way, way_of
+from privet.report.card import write_card
+from privet.report.places import Way, draw_way, way_of
 from privet.report.record import AttackResult, Rate, RunRecord
 
 FILE = "report.html"
@@ -284,3 +284,9 @@ def _caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
     found = statement.caveats(record, spent)
     place = 1 if found[0][0] == "Seeded noise." else 0
     return [*found[:place], page, *found[place:], comparison]
+
+
+def renew(folder: Path) -> Path:
+    """Write the card and the page of a run folder; gives the page."""
+    write_card(folder)
+    return write_page(folder)

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privet.attacks.result import Rate
-from privet.attacks.roc import Interval
 from jinja2 import ChoiceLoader, PackageLoader
 from markupsafe import Markup
 
+from privet.attacks.result import Rate
+from privet.attacks.roc import Interval
 from privet.audit import Audit
 from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
+from privet.io.plain import MisfitError, build
 from privet.privacy import Spent, Together
 from privet.privacy.spent import round_up
 from privet.report import OtherRun, RunRecord, figures, renew, words
 from privet.report.others import distinct, find_others, of_folder, together
-from privet.io.plain import MisfitError, build
 from privet.report.page import environment
 from privet.report.statement import accuracy_interval, standing
 from privet.runs.job import Job, Row

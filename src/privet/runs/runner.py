@@ -34,7 +34,7 @@ from privet.report import (
     save_weights,
     versions,
 )
-from privet.report.data_mark import mark_of
+from privet.report.others import mark_of
 from privet.runs.release import write_internal, write_release
 from privet.runs.students import Student, check_students, default_students, train_student
 from privet.training.folder import LEDGER, RunFolder, remove_working_files
@@ -228,9 +228,7 @@ def _measured_data(
     internal = {} if record.data.public else said
     baselines = _baselines(names, dataset, measuring.epochs) if measuring.baseline else {}
     write_internal(out, made.inputs, dataset, said | baselines)
-    target = Target(
-        dataset.train, dataset.test, synthetic=made.inputs, classes=dataset.classes, shape=dataset.shape
-    )
+    target = Target(dataset.train, dataset.test, synthetic=made.inputs, classes=dataset.classes, shape=dataset.shape)
     found = []
     for key in measuring.attacks or ("distance",):
         attack = attack_named(key)
