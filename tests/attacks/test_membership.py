@@ -146,7 +146,7 @@ def test_an_overfitted_resnet_leaks_and_its_private_twin_does_not():
         ({"attack": "lira"}, "give train"),
         ({"attack": "shadow", "train": FIT}, "give population"),
         ({"attack": "lira", "train": FIT, "shadows": 5}, "even number"),
-        ({"attack": "rmia", "train": FIT}, "The rmia attack compares with records of its own: give population"),
+        ({"attack": "rmia", "train": FIT}, "The rmia attack compares with other records: give population"),
         ({"train": FIT}, "The loss attack does not use train"),
         ({"attack": "confidence", "shadows": 4}, "The confidence attack does not use shadows"),
         ({"attack": "shadow", "train": FIT, "shadows": 4}, "The shadow attack does not use shadows"),

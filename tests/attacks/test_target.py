@@ -20,7 +20,6 @@ from privet.attacks import (
     closeness,
     register,
 )
-from privet.attacks.target import REGISTRY
 from privet.data import Dataset, Split
 from privet.errors import InputError
 from privet.models import scattering_linear
@@ -61,9 +60,7 @@ def test_the_table_holds_the_attacks_and_their_keys():
         assert attack.key == key
         assert attack.title
     assert attack_named("confidence") == LossThreshold("confidence")
-    with pytest.raises(
-        InputError, match="no attack 'guess': there are confidence, density, distance, lira, loss, rmia"
-    ):
+    with pytest.raises(InputError, match="no attack 'guess': there are .*rmia"):
         attack_named("guess")
 
 
@@ -196,9 +193,7 @@ def test_a_target_without_a_model_has_no_shadow_models(sides):
 # --- the table -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_attack_is_registered_by_class_or_value_and_keys_are_not_taken_twice(monkeypatch):
-    monkeypatch.setattr("privet.attacks.target.REGISTRY", dict(REGISTRY))
-
+def test_an_attack_is_registered_by_class_or_value_and_keys_are_not_taken_twice():
     @register
     @dataclass(frozen=True)
     class Coin:
@@ -212,20 +207,25 @@ def test_an_attack_is_registered_by_class_or_value_and_keys_are_not_taken_twice(
             return ""
 
         def run(self, target, progress=None):
-            coins = torch.rand(len(target.members) + len(target.others), generator=seeded(self.seed))
-            return AttackResult.of(
-                self.title, Roc.of(*coins.split([len(target.members), len(target.others)])), attack=self
-            )
+            sizes = len(target.members), len(target.others)
+            coins = torch.rand(sum(sizes), generator=seeded(self.seed))
+            return AttackResult.of(self.title, Roc.of(*coins.split(sizes)), attack=self)
 
     assert attack_named("coin") == Coin()
     assert "coin" in attack_names()
     register(Coin(seed=3))  # the same attack again, with other settings
     assert attack_named("coin") == Coin(seed=3)
 
-    class Other(Coin):
-        title: ClassVar[str] = "Another coin"
+    class Usurper(Coin):
+        key: ClassVar[str] = "loss"
 
-    with pytest.raises(InputError, match=r"There is already an attack 'coin' \(A coin\): choose another key"):
-        register(Other())
-    with pytest.raises(InputError, match="is not an attack: it has no key"):
-        register(3)
+    with pytest.raises(InputError, match="already"):
+        register(Usurper())
+    assert attack_named("loss") == LossThreshold()
+
+    class Half:
+        key = "half"
+        title = "Half an attack"
+
+    with pytest.raises(InputError, match="is not an attack: it has no fits"):
+        register(Half())

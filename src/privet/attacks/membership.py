@@ -141,7 +141,7 @@ def membership(
         ).roc
     if population is None:
         use = "trains on" if attack == "shadow" else "compares with"
-        raise InputError(f"The {attack} attack {use} records of its own: give population, inputs and labels.")
+        raise InputError(f"The {attack} attack {use} other records: give population, inputs and labels.")
     if attack == "shadow":
         return shadow_roc(model, members, non_members, population, train, generator, outputs=outputs)
     shadows = 4 if shadows is None else shadows

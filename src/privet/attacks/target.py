@@ -121,7 +121,7 @@ def attack_named(key: str) -> Attack:
     """The attack with this key and its default settings; `dataclasses.replace` changes them."""
     if key not in REGISTRY:
         raise InputError(f"There is no attack {key!r}: there are {', '.join(attack_names())}.")
-    return _value(REGISTRY[key])
+    return REGISTRY[key]
 
 
 def attack_names() -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def require(attack: Attack, target: Target) -> None:
 
 
 def why_no_model(target: Target, members: int, others: int) -> str:
-    """Why an attack on a classifier that needs so many records of each side does not fit; empty if it does."""
+    """Why an attack on a classifier with these minimum numbers of records does not fit; empty if it does."""
     if target.model is None:
         only = ", and only synthetic data was released" if target.synthetic is not None else ", and there is none"
         return f"it attacks a model{only}"
@@ -156,6 +156,7 @@ def too_few(target: Target, members: int, others: int) -> str:
 
 
 def _value(attack: object) -> Attack:
+    """A registered object as an attack: a class is called without arguments."""
     value = attack() if isinstance(attack, type) else attack
     missing = [name for name in ("key", "title", "fits", "run") if not hasattr(value, name)]
     if missing:
