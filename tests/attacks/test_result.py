@@ -1,13 +1,17 @@
-"""The ROC against closed forms: two Gaussians, no signal, perfect separation, ties."""
+"""The ROC against closed forms (two Gaussians, no signal, perfect separation, ties), and its plain form."""
 
+import dataclasses
+import json
 import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 from sklearn import metrics
 
-from privet.attacks import Roc
+from privet.attacks import AttackResult, Lira, LossThreshold, Rate, Roc
 from privet.errors import InputError, PrivetError
 
 
@@ -125,3 +129,35 @@ def test_the_rate_at_a_false_positive_rate_is_never_interpolated():
 def test_bad_scores_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_precision_and_recall_at_a_threshold():
+    roc = Roc.of([3.0, 2.0, 0.0], [2.0, -1.0])
+    assert (roc.at(2.0).precision, roc.at(2.0).recall) == (2 / 3, 2 / 3)
+    assert roc.at(9.0).precision is None
+    assert roc.at(9.0).recall == 0
+
+
+def test_the_plain_form_says_which_attack_ran_when_and_with_which_settings():
+    roc = two_gaussians(0.5, 2000, 1000, seed=8)
+    result = AttackResult.of("LiRA (8 shadow models)", roc, attack=Lira(shadows=8), power="everything")
+    assert (result.key, result.power, result.command) == ("lira", "everything", ())
+    assert result.settings == {"shadows": 8, "records": 2000, "epochs": 20, "seed": 0}
+    written = datetime.fromisoformat(result.date)
+    assert written.tzinfo == UTC
+    assert timedelta(seconds=-1) <= datetime.now(UTC) - written < timedelta(minutes=5)
+    assert (result.members, result.non_members, result.auc) == (2000, 1000, roc.auc)
+    assert [rate.fpr for rate in result.rates] == [0.001, 0.01]
+    assert len(result.false_positive_rate) == len(result.true_positive_rate) <= 400
+    assert result.resolves(Rate(0.001, 0, 0, 0)) and not result.resolves(Rate(0.0009, 0, 0, 0))
+    json.dumps(dataclasses.asdict(result), allow_nan=False)
+
+
+def test_settings_that_json_does_not_know_become_text():
+    @dataclasses.dataclass(frozen=True)
+    class Odd(LossThreshold):
+        folder: Path = Path("a/b")
+        limit: float = math.inf
+
+    settings = AttackResult.of("odd", two_gaussians(0.5, 20, 10, seed=8), attack=Odd()).settings
+    assert settings == {"signal": "loss", "outputs": "logits", "batch_size": 1000, "folder": "a/b", "limit": "inf"}
