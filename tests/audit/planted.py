@@ -26,7 +26,7 @@ from privet.clipping.factors import clipping_factors
 from privet.data import Dataset, Split
 from privet.gradients import Engine
 from privet.gradients.recorder import Recorder
-from privet.methods import dpgan, voting
+from privet.methods import dpgan
 from privet.noise import GaussianNoise
 from privet.privacy import Gaussian, Ledger
 from privet.sampling import PoissonSampling

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from privet.compare.result import Outcome
+from privet.compare.row import Row
 from rich.console import Console
 
 from privet.cli.board import _audited, _standing, board
 from privet.compare import ENTRANTS, Lane
-from privet.compare.result import Outcome
-from privet.compare.row import Row
 from privet.privacy import ApproximateDP, Ledger
 
 

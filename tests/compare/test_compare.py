@@ -11,15 +11,15 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from privet.compare.clock import Clock, TimeIsUp
+from privet.compare.page import render_comparison, write_comparison
+from privet.compare.result import Outcome
+from privet.compare.row import Row
 from typer.testing import CliRunner
 
 from privet import data
 from privet.cli import app
 from privet.compare import ENTRANTS, Job, entrants_for, finish, race
-from privet.compare.clock import Clock, TimeIsUp
-from privet.compare.page import render_comparison, write_comparison
-from privet.compare.result import Outcome
-from privet.compare.row import Row
 from privet.errors import InputError
 from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled
 from privet.report import RunRecord

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from privet.synthesis.students import check_students, train_student
 from typer.testing import CliRunner
 
 from privet.cli import app
@@ -14,7 +15,6 @@ from privet.methods.synthetic import Order
 from privet.privacy import Ledger, PublicRecords
 from privet.synthesis import table
 from privet.synthesis.public_records import VotedRecords
-from privet.synthesis.students import check_students, train_student
 
 COMPARISON = table.Comparison(
     name="short",

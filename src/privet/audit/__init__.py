@@ -37,6 +37,8 @@ __all__ = [
 
 def __getattr__(name):  # until the audits of methods have moved
     import importlib
-    where={"published_noise":"published","recorded":"recorded","release":"releases","votes":"voting"}
-    if name in where: return getattr(importlib.import_module(f"privet.audit.{where[name]}"), name)
+
+    where = {"published_noise": "published", "recorded": "recorded", "release": "releases", "votes": "voting"}
+    if name in where:
+        return getattr(importlib.import_module(f"privet.audit.{where[name]}"), name)
     raise AttributeError(name)

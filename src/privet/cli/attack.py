@@ -127,16 +127,14 @@ def attack(
 
 
 def _invert(record: RunRecord, run: Path, model: str, as_json: bool) -> None:
-    from privet.attacks import class_means, draw_inversion, invert
+    from privet.attacks import draw_classes
     from privet.report import load_model
 
     dataset: Dataset = load_again(record.data)
     if len(dataset.shape) != 3:
         raise InputError(f"{run}: an inversion is drawn as pictures, and the records of {dataset.name} are not images.")
-    classes = range(len(dataset.classes))
-    found = invert(load_model(record, run, model), classes, dataset.shape, smoothness=0.002)
-    means = class_means(*dataset.train.tensors, classes)
-    path = draw_inversion(run / PICTURE, found, dataset.classes, means)
+    path = run / PICTURE
+    found = draw_classes(path, load_model(record, run, model), dataset)
     if as_json:
         confidence = dict(zip(dataset.classes, found.confidence.tolist(), strict=True))
         typer.echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))

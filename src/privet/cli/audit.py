@@ -46,9 +46,9 @@ class Example:
 class Effort:
     """How hard the audit tries."""
 
-    draws: Annotated[
-        int, typer.Option(help="Releases of one step with, and as many without, a record.", min=40)
-    ] = 20_000
+    draws: Annotated[int, typer.Option(help="Releases of one step with, and as many without, a record.", min=40)] = (
+        20_000
+    )
     canaries: Annotated[int, typer.Option(help="Canaries of a whole training.", min=8)] = 1000
     confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.99
     seed: Annotated[int, typer.Option(help="Of the audit.", min=0)] = 0
@@ -71,9 +71,7 @@ def audit(
         str | None,
         typer.Option(help="Or the method to audit, without a run.", autocompletion=method_keys),
     ] = None,
-    clipping: Annotated[
-        str | None, typer.Option(hidden=True, help="Moved: write --method dpsgd-CLIPPING.")
-    ] = None,
+    clipping: Annotated[str | None, typer.Option(hidden=True, help="Moved: write --method dpsgd-CLIPPING.")] = None,
     laboratory: Annotated[
         bool, typer.Option(help="Without a run: also audit the whole training path at the stations of the laboratory.")
     ] = True,

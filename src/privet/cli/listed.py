@@ -32,6 +32,7 @@ def methods(
         str | None, typer.Argument(help="A method: its settings are listed.", autocompletion=_method_keys)
     ] = None,
     plugins: Plugins = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a Markdown page.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the settings of one with type, default and meaning."""
@@ -53,6 +54,9 @@ def methods(
         if as_json:
             typer.echo(json.dumps(facts, indent=1))
             return
+        if markdown:
+            typer.echo(table_of_methods())
+            return
         typer.echo(_table([("key", "makes", "title"), *((f["key"], f["makes"], f["title"]) for f in facts)]))
         typer.echo("\nprivet methods KEY lists the settings of a method.")
         return
@@ -70,6 +74,21 @@ def methods(
     rows += [(one.name, one.kind, _shown(one.default), one.meaning) for one in settings]
     typer.echo(_table(rows))
     typer.echo("\nGive one with --set NAME=VALUE. Defaults that depend on the records are chosen when the run starts.")
+
+
+def table_of_methods() -> str:
+    """The methods as a Markdown table; variants of one class share a line."""
+    from privet.methods import METHODS
+
+    lines: dict[type, list[str]] = {}
+    for key, method in METHODS.items():
+        lines.setdefault(type(method), []).append(key)
+    rows = ["| method | makes | where the noise is | proof | source |", "|---|---|---|---|---|"]
+    for kind, named in lines.items():
+        method = METHODS[named[0]]
+        said = ", ".join(f"`{key}`" for key in named)
+        rows.append(f"| {said} | {method.makes} | {kind.noise_is} | {kind.proof} | {kind.source or 'Privet'} |")
+    return "\n".join(rows)
 
 
 def _shown(default: Any) -> str:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from privet.data import Dataset, Progress
-from privet.data.whole import write_whole
-from privet.errors import InputError
 from privet.recipes.fit import fit
 from privet.recipes.methods import method_named
 from privet.recipes.recipe import Published, Recipe
+
+from privet.data import Dataset, Progress
+from privet.data.whole import write_whole
+from privet.errors import InputError
 from privet.io.plain import MisfitError, build
 from privet.training.standing import OnStep
 

@@ -1,10 +1,10 @@
 """What a run was and what came out of it, as plain data and as one page."""
 
+from privet.attacks.result import AttackResult
 from privet.report.card import write_card
 from privet.report.others import find_others
 from privet.report.page import render, renew, write_page
 from privet.report.record import (
-    AttackResult,
     DataSummary,
     Epoch,
     MethodSummary,

@@ -10,9 +10,9 @@ from typing import Any
 
 from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io.plain import MisfitError, build
 from privet.recipes.comparison import Measured
 from privet.recipes.table import Row, merge
-from privet.io.plain import MisfitError, build
 
 ROWS = "accuracy.json"
 

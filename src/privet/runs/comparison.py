@@ -15,7 +15,7 @@ from jinja2 import ChoiceLoader, PackageLoader
 from markupsafe import Markup
 
 from privet.attacks.result import Rate
-from privet.attacks.roc import Interval
+from privet.attacks.result import Interval
 from privet.audit import Audit
 from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError

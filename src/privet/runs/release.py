@@ -21,7 +21,7 @@ from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.methods.synthetic import Synthetic
 from privet.report import SyntheticSummary
-from privet.synthesis.pictures import draw_samples
+from privet.attacks.pictures import draw_samples
 
 FOLDER = "release"
 CARD = "README.md"

@@ -13,7 +13,7 @@ from privet.audit.claim import Claimed
 from privet.audit.laboratory import Seen
 from privet.audit.stations.training import COUNTED_DELTA, DELTA
 from privet.data import Dataset, Split, with_test_records
-from privet.methods import voting, voting
+from privet.methods import voting
 from privet.methods.dpgan import Dpgan
 from privet.methods.synthetic import Order
 from privet.privacy import Ledger, NoisyVotes
