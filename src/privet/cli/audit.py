@@ -146,7 +146,7 @@ def _laboratory(runs: int, effort: Effort, progress: Any) -> tuple[Audit, ...]:
     from privet.audit.stations import stations
     from privet.methods import METHODS
 
-    own = [station for method in METHODS.values() for station in method.stations()]
+    own = [station for _, method in METHODS.items() for station in method.stations()]
     every = [*stations(), *own]
     return laboratory(every, runs=runs, confidence=effort.confidence, seed=effort.seed, progress=progress)
 

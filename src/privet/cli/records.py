@@ -193,7 +193,7 @@ def keys(texts: Sequence[str] | None) -> list[str]:
 
 def load_plugins(files: Sequence[Path] | None) -> None:
     """Load the files of plug-ins that were named."""
-    from privet.plugins import load_plugin
+    from privet.io.registry import load_plugin
 
     for file in files or ():
         load_plugin(file)

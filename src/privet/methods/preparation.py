@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +18,7 @@ from privet import models
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
+from privet.io.registry import object_at
 from privet.methods.method import Context, Task
 from privet.methods.private_accuracy import PrivateAccuracy
 from privet.methods.recipe import Recipe, Settings
@@ -47,28 +46,12 @@ class Prepared:
 def builder(name: str) -> Callable[..., nn.Module]:
     """What builds a model: a name of `privet.models`, or `py:package.module:Net` for a class or function of the user's own."""
     if name.startswith("py:"):
-        return cast("Callable[..., nn.Module]", object_at(name.removeprefix("py:")))
+        return cast("Callable[..., nn.Module]", object_at(name))
     if name not in models.__all__:
         raise InputError(
             f"There is no model {name!r}: there are {', '.join(models.__all__)}; or give py:package.module:Name."
         )
     return cast("Callable[..., nn.Module]", getattr(models, name))
-
-
-def object_at(address: str) -> Any:
-    """The object at `package.module:Name`; the current folder is searched too."""
-    module, _, name = address.partition(":")
-    if not module or not name:
-        raise InputError(f"py: is followed by package.module:Name, not {address!r}.")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"py:{address} cannot be imported: {error}.") from None
-    return found
 
 
 def arguments(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
