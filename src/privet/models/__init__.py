@@ -20,3 +20,13 @@ __all__ = [
     "softmax_regression",
     "tanh_cnn",
 ]
+
+
+def model_named(name):  # temporary
+    from privet.methods.preparation import builder
+
+    return builder(name)
+
+
+def model_names():
+    return tuple(__all__)

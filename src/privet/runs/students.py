@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privet import models
-from privet.data import Split
+from privet.data import Dataset, Split
 from privet.errors import InputError
-from privet.methods.synthetic import OnStep
-from privet.recipes.prepare import scores
+from privet.methods.preparation import scores
+from privet.methods.recipe import kind_of
+from privet.training.standing import OnStep
 
 NETWORKS = {"cnn": "conv_student", "logistic": "softmax_regression"}
 _BATCH = 128
@@ -47,6 +48,11 @@ class Student:
 
     def accuracy(self, test: Split) -> float:
         return float((self.answers(test) == test.labels).double().mean())
+
+
+def default_students(dataset: Dataset) -> tuple[str, ...]:
+    """The source's two students for images, and the second one for everything else."""
+    return ("cnn", "logistic") if kind_of(dataset.shape) == "images" else ("logistic",)
 
 
 def check_students(names: Sequence[str], shape: tuple[int, ...]) -> Sequence[str]:
