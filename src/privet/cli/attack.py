@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,38 +20,35 @@ from privet.cli.report import RunFolder
 from privet.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor, nn
+    from torch import nn
 
-    from privet.attacks import Roc
-    from privet.data import Dataset, Progress
-    from privet.report import AttackResult
+    from privet.attacks import AttackResult
+    from privet.data import Dataset
 
 PICTURE = "inversion.png"
 INTERNAL = "Internal, computed from private records without noise and not for release"
 
 
-class Attack(StrEnum):
+class AttackName(StrEnum):
     """Which attack."""
 
     loss = "loss"
     shadow = "shadow"
     lira = "lira"
+    rmia = "rmia"
     inversion = "inversion"
     distance = "distance"
     density = "density"
 
 
-ON_DATA = (Attack.distance, Attack.density)
+ON_DATA = (AttackName.distance, AttackName.density)
 
 
-class Signal(StrEnum):
+class SignalName(StrEnum):
     """What the attacker looks at."""
 
     loss = "loss"
     confidence = "confidence"
-
-
-NAMES = {Signal.loss: "Loss threshold", Signal.confidence: "Confidence threshold (the attacker has no labels)"}
 
 
 @app.command("attack", epilog="Example:  privet attack runs/a --attack lira --shadows 16")
@@ -58,56 +56,67 @@ def attack(
     context: typer.Context,
     run: RunFolder,
     kind: Annotated[
-        Attack | None,
+        AttackName | None,
         typer.Option(
             "--attack",
             help="loss: how well each record is fitted; shadow: learnt from a shadow model; lira: each record against "
-            "shadow models with and without it; inversion: a picture of each class. Of artificial data: distance to the "
-            "closest example; density: where it is denser than other records. Without it, loss or distance.",
+            "shadow models with and without it; rmia: the same with few shadow models; inversion: a picture of each class. "
+            "On synthetic data: distance to the closest example; density: where it is denser than other records. "
+            "Without it, loss or distance.",
         ),
     ] = None,
     signal: Annotated[
-        Signal, typer.Option(help="For loss: fit to the true label, or to the likeliest one.")
-    ] = Signal.loss,
-    shadows: Annotated[int, typer.Option(help="For lira: how many shadow models.", min=4)] = 16,
+        SignalName, typer.Option(help="For loss: fit to the true label, or to the likeliest one.")
+    ] = SignalName.loss,
+    shadows: Annotated[
+        int | None, typer.Option(help="Number of shadow models: 16 for lira, 4 for rmia unless given.", min=2)
+    ] = None,
     records: Annotated[
-        int, typer.Option(help="For shadow, lira, distance and density: at most so many on each side.", min=20)
+        int, typer.Option(help="For shadow, lira, rmia, distance and density: at most this many of each side.", min=20)
     ] = 2000,
-    epochs: Annotated[int, typer.Option(help="For shadow and lira: of the shadow models.", min=1)] = 20,
+    epochs: Annotated[int, typer.Option(help="For shadow, lira and rmia: of the shadow models.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Of the shadow models.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Attack what a run made, a model or data: can its training records be told from others? Updates the run's page.
 
     Shadow models have the run's architecture and are trained without noise, by Adam: shadow on test records that are
-    then not asked about, lira on random halves of the records in question.
+    then not asked about, lira and rmia on random halves of the records in question.
     """
-    from privet.report import AttackResult, RunRecord, load_model, renew
+    from privet.attacks import Target, attack_named, closeness
+    from privet.report import RunRecord, load_model, renew
     from privet.report.data_mark import KEY_FILE, fits
 
     record = RunRecord.read(run)
-    kind = kind or (Attack.distance if record.synthetic else Attack.loss)
+    kind = kind or (AttackName.distance if record.synthetic else AttackName.loss)
     check_used(context, kind.value)
     if kind in ON_DATA and not record.synthetic:
-        raise InputError(f"{run}: the attack {kind.value} is on artificial data, and this run made a model.")
+        raise InputError(f"{run}: the attack {kind.value} is on synthetic data, and this run made a model.")
     dataset = load_again(record.data)
     if not any(fits(record.data.fingerprint, mark, run) for mark in (dataset.origin, dataset.fingerprint)):
         raise InputError(
             f"{run}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
             f"cannot be told; run it again."
         )
-    if kind in ON_DATA:
-        result, lines = _on_data(kind, run, dataset, records, seed)
-    else:
-        model = load_model(record, run)
-        if kind is Attack.inversion:
-            _invert(model, dataset, run, as_json)
-            return
-        if kind is Attack.loss:
-            name, roc = NAMES[signal], _fit(model, dataset, signal, record.data.set_aside)
+    lines: list[str] = []
+    settings = {"shadows": shadows} if shadows is not None else {}
+    settings |= {"records": records, "epochs": epochs, "seed": seed}
+    with computing() as progress:
+        if kind in ON_DATA:
+            from privet.synthesis import read_release
+
+            target = Target.of(dataset, synthetic=read_release(run))
+            lines = [str(found) for found in closeness(target, records=records, seed=seed)]
         else:
-            name, roc = _by_shadows(kind, model, dataset, record.data.set_aside, shadows, records, epochs, seed)
-        result, lines = AttackResult.of(name, roc), []
+            model = load_model(record, run)
+            if kind is AttackName.inversion:
+                _invert(model, dataset, run, as_json)
+                return
+            target = Target.of(dataset, model, aside=record.data.set_aside, progress=progress)
+        attacked = attack_named(signal.value if kind is AttackName.loss else kind.value)
+        known = {field.name for field in dataclasses.fields(attacked)}  # type: ignore[arg-type]
+        attacked = dataclasses.replace(attacked, **{k: v for k, v in settings.items() if k in known})  # type: ignore[type-var]
+        result = dataclasses.replace(attacked.run(target, progress), command=("privet", *sys.argv[1:]))
     dataclasses.replace(record, attack=result).write(run)
     page = renew(run)
     if as_json:
@@ -123,79 +132,11 @@ def attack(
     typer.echo(f"The page: {page}")
 
 
-def _on_data(kind: Attack, run: Path, dataset: Dataset, records: int, seed: int) -> tuple[AttackResult, list[str]]:
-    """The result, and what else is said of artificial data."""
-    from privet.synthesis import attacks, read_release
-
-    inputs = read_release(run)
-    result = attacks.membership(inputs, dataset, kind.value, asked=records, seed=seed)
-    return result, [str(found) for found in attacks.closeness(inputs, dataset, asked=records, seed=seed)]
-
-
-def _fit(model: nn.Module, dataset: Dataset, signal: Signal, aside: int) -> Roc:
-    from privet.attacks import LossThreshold
-    from privet.data import set_aside
-    from privet.recipes import outputs
-
-    with computing() as features:
-        members, others = outputs(model, dataset, features, aside)
-    attacked = LossThreshold(signal=signal.value)
-    labels = set_aside(dataset, aside).test.labels
-    return attacked(lambda given: given, (members, dataset.train.labels), (others, labels))
-
-
-def _by_shadows(
-    kind: Attack, model: nn.Module, dataset: Dataset, aside: int, shadows: int, records: int, epochs: int, seed: int
-) -> tuple[str, Roc]:
-    import torch
-
-    from privet.attacks import Fitting, fresh, lira, membership
-
-    generator = torch.Generator().manual_seed(seed)
-    with computing() as progress:
-        part, train, test = _trained_part(model, dataset, aside, records, generator, progress)
-        fitting = Fitting(lambda: fresh(part), epochs=epochs, progress=progress)
-        half = len(test[0]) // 2
-        if kind is Attack.shadow:
-            others, population = (test[0][:half], test[1][:half]), (test[0][half:], test[1][half:])
-            roc = membership(part, train, others, attack="shadow", train=fitting, population=population, seed=seed)
-            return "Shadow model (trained without noise)", roc
-        found = lira(part, train, test, fitting, generator, shadows=shadows)
-    return f"LiRA ({shadows} shadow models, {found.how.split(':')[0]}, without noise)", found.roc
-
-
-def _trained_part(
-    model: nn.Module, dataset: Dataset, aside: int, records: int, generator: Generator, features: Progress | None
-) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The part of the model that was trained, and samples of the records as that part gets them."""
-    import torch
-
-    from privet.data import compute_features, set_aside
-    from privet.models.on_features import OnFeatures
-
-    before: nn.Module | None = None
-    if isinstance(model, OnFeatures):
-        dataset = compute_features(dataset, model.features, model.key, progress=features)
-        before, model = model.standardise, model.head
-    dataset = set_aside(dataset, aside)
-    sides = []
-    for split in (dataset.train, dataset.test):
-        chosen = torch.randperm(len(split), generator=generator)[:records]
-        x, y = split.batch(chosen)
-        with torch.no_grad():
-            sides.append((x if before is None else before(x), y))
-    return model, sides[0], sides[1]
-
-
 def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> None:
-    from privet.attacks import class_means, draw_inversion, invert
+    from privet.attacks import draw_classes
 
-    if len(dataset.shape) != 3:
-        raise InputError(f"{run}: an inversion is drawn as pictures, and the records of {dataset.name} are not images.")
-    classes = range(len(dataset.classes))
-    found = invert(model, classes, dataset.shape, smoothness=0.002)
-    means = class_means(*dataset.train.tensors, classes)
-    path = draw_inversion(run / PICTURE, found, dataset.classes, means)
+    path = run / PICTURE
+    found = draw_classes(path, model, dataset)
     if as_json:
         confidence = dict(zip(dataset.classes, found.confidence.tolist(), strict=True))
         typer.echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))

@@ -113,6 +113,7 @@ ATTACK = {
     "loss": _way("--attack loss", _ATTACK, "signal", why_not={"records": "it asks about all records"}),
     "shadow": _way("--attack shadow", _ATTACK, "records epochs seed"),
     "lira": _way("--attack lira", _ATTACK, "shadows records epochs seed"),
+    "rmia": _way("--attack rmia", _ATTACK, "shadows records epochs seed"),
     "inversion": _way("--attack inversion", _ATTACK),
     "distance": _way("--attack distance", _ATTACK, "records seed"),
     "density": _way("--attack density", _ATTACK, "records seed"),

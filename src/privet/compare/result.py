@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privet.attacks.roc import Interval
+from privet.attacks.result import Interval, Rate
 from privet.audit import Audit
 from privet.compare.job import Job
 from privet.compare.row import Row
@@ -20,7 +20,6 @@ from privet.privacy import Spent, Together
 from privet.report import OtherRun, RunRecord, renew, words
 from privet.report.others import distinct, find_others, of_folder, together
 from privet.report.plain import MisfitError, build
-from privet.report.record import Rate
 from privet.report.statement import accuracy_interval, standing
 from privet.training.folder import LEDGER
 

@@ -1,7 +1,7 @@
 """The noise-layer GAN as published: noise inside the discriminator, whose gradients are then taken to be private.
 
 "Generating differentially private datasets using GANs". The output of the noise layer is private; the gradients of the layers in
-front of it are not (`privet.attacks.gradient_span`), so every epsilon of this method is `Claimed`. The method of the same idea
+front of it are not (`privet.attacks.inversion`), so every epsilon of this method is `Claimed`. The method of the same idea
 that has a proof is `privet.methods.frozen_noise_layer_gan`.
 """
 

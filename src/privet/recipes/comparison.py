@@ -20,6 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from privet.attacks.result import AttackResult
 from privet.attacks.shadow import quarters
 from privet.data import Dataset, Split
 from privet.data.whole import write_whole
@@ -31,7 +32,6 @@ from privet.models import resnet
 from privet.privacy import Spent
 from privet.recipes.recipe import Origin, check_origins
 from privet.report.plain import MisfitError, build
-from privet.report.record import AttackResult
 from privet.training.standing import OnStep
 
 FOLDER = "comparisons"

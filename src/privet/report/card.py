@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from privet.attacks.result import AttackResult
 from privet.audit.result import round_down
 from privet.data.whole import write_whole
 from privet.privacy import Ledger, Spent
@@ -22,7 +23,7 @@ from privet.privacy.guarantees import guarantee_to_dict
 from privet.privacy.spent import round_up
 from privet.report import others, statement, words
 from privet.report.card_metadata import front_matter
-from privet.report.record import AttackResult, RunRecord
+from privet.report.record import RunRecord
 
 MARKDOWN, PLAIN = "CARD.md", "card.json"
 RELEASE = "release"

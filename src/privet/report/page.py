@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from privet.attacks.result import AttackResult, Rate
 from privet.audit.result import round_down
 from privet.data.whole import write_whole
 from privet.errors import InputError
@@ -22,7 +23,7 @@ from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
 from privet.report.drawing import draw_way
 from privet.report.places import Way, way_of
-from privet.report.record import AttackResult, Rate, RunRecord
+from privet.report.record import RunRecord
 
 FILE = "report.html"
 Limit = Callable[[float], float]

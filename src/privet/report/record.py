@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privet.attacks import Operating, Roc
+from privet.attacks.result import AttackResult
 from privet.audit import Audit
 from privet.data.whole import write_whole
 from privet.errors import InputError
@@ -24,8 +24,6 @@ from privet.report.plain import MisfitError, build, to_plain
 
 FILE = "record.json"
 FORMAT = 1
-CURVE_POINTS = 400
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -156,64 +154,6 @@ class Epoch:
     loss: float
     epsilon: float
     accuracy: float | None = None
-
-
-@dataclass(frozen=True)
-class Rate:
-    """The true positive rate at one false positive rate."""
-
-    fpr: float
-    tpr: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """A membership attack: its ROC thinned for drawing, and the figures computed from all of it."""
-
-    name: str
-    members: int
-    non_members: int
-    auc: float
-    low: float
-    high: float
-    level: float
-    method: str
-    rates: tuple[Rate, ...]
-    false_positive_rate: tuple[float, ...]
-    true_positive_rate: tuple[float, ...]
-    points: tuple[Operating, ...] = ()
-    """Precision and recall where a record is called a member from a score of 0.5, 0.6, ... on, as a probability."""
-
-    def resolves(self, rate: Rate) -> bool:
-        """Whether the non-members are enough for that false positive rate to mean one false alarm or more."""
-        return self.non_members * rate.fpr >= 1
-
-    @classmethod
-    def of(cls, name: str, roc: Roc, fprs: tuple[float, ...] = (0.001, 0.01), level: float = 0.95) -> AttackResult:
-        """The plain form of a ROC."""
-        interval = roc.auc_interval(level)
-        rates = []
-        for fpr in fprs:
-            bounds = roc.tpr_interval(fpr, level)
-            rates.append(Rate(fpr, roc.tpr_at(fpr), bounds.low, bounds.high))
-        fpr_curve, tpr_curve = roc.thinned(CURVE_POINTS)
-        return cls(
-            name=name,
-            members=roc.members.size,
-            non_members=roc.non_members.size,
-            auc=roc.auc,
-            low=interval.low,
-            high=interval.high,
-            level=level,
-            method=interval.method,
-            rates=tuple(rates),
-            false_positive_rate=tuple(fpr_curve.tolist()),
-            true_positive_rate=tuple(tpr_curve.tolist()),
-            # Scores are log-odds; a record of the run names the probability.
-            points=tuple(replace(roc.at(math.log(p / (1 - p))), threshold=p) for p in THRESHOLDS),
-        )
 
 
 @dataclass(frozen=True)

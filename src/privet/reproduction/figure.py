@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from privet.attacks.reversal import convolved, draw_reversal, picture, reverse
+from privet.attacks.inversion import convolved, reverse
+from privet.attacks.pictures import draw_reversal, picture
 from privet.data.whole import write_whole
 
 PICTURE, ERRORS = "reversal.jpg", "reversal.json"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from torch import nn
 
+from privet.attacks import Distance, Target
+from privet.attacks.pictures import write_internal
 from privet.data import Dataset, Schema
 from privet.errors import InputError
 from privet.methods.private_accuracy import PrivateAccuracy, left_for_others
@@ -18,7 +20,6 @@ from privet.privacy import Budget, Gaussian, Ledger, UnsupportedEventError
 from privet.recipes.recipe import kind_of
 from privet.recipes.run import marked, measure, summary
 from privet.report import DataSummary, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
-from privet.synthesis import attacks
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
 from privet.training.folder import remove_working_files
@@ -75,7 +76,8 @@ def run(
     }
     internal = measured if about.protects_test or not about.public else {}
     inside = measured | (_baselines(names, dataset, epochs) if baseline else {})
-    attacks.write_internal(out, made.inputs, dataset, inside)
+    target = Target.of(dataset, synthetic=made.inputs)
+    write_internal(out, target, inside)
     record = RunRecord(
         title=title,
         method=method.title,
@@ -93,7 +95,7 @@ def run(
         test_accuracy=trained[0].accuracy(dataset.test),
         utility=measure(about, measuring, trained[0].answers(dataset.test), dataset.test, made.ledger, order.seed),
         training_accuracy=trained[0].accuracy(dataset.train),
-        attack=attacks.membership(made.inputs, dataset),
+        attack=Distance().run(target),
         synthetic=released,
         others=None if others is None else tuple(others),
         ledger_head=head,
