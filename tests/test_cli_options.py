@@ -103,7 +103,7 @@ def test_the_methods_of_the_command_line_are_those_of_the_tables() -> None:
     from privet.synthesis import METHODS
 
     assert set(options.TRAIN) == {method.value for method in train.Method}
-    assert set(options.ATTACK) == {kind.value for kind in attack.Attack}
+    assert set(options.ATTACK) == {kind.value for kind in attack.AttackName}
     assert set(options.AUDIT) == {method.value for method in audit.Method} | {"run"}
     assert set(options.SYNTHESIZE) == {*METHODS, "noise-layer-gan-published"}
 

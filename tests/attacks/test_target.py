@@ -60,7 +60,7 @@ def test_the_table_holds_the_attacks_and_their_keys():
         assert attack.key == key
         assert attack.title
     assert attack_named("confidence") == LossThreshold("confidence")
-    with pytest.raises(InputError, match="no attack 'guess': there are .*rmia"):
+    with pytest.raises(InputError, match=r"no attack 'guess': there are .*rmia"):
         attack_named("guess")
 
 

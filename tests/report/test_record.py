@@ -28,6 +28,18 @@ def test_what_is_written_is_read_again(record, tmp_path):
     assert RunRecord.read(tmp_path).attack is None
 
 
+def test_an_attack_in_a_record_of_0_1_0_is_read(record, tmp_path):
+    """Version 0.1.0 wrote no key, date, command, power or settings."""
+    record.write(tmp_path)
+    plain = json.loads((tmp_path / FILE).read_text())
+    for name in ("key", "date", "command", "power", "settings"):
+        del plain["attack"][name]
+    (tmp_path / FILE).write_text(json.dumps(plain))
+    old = RunRecord.read(tmp_path).attack
+    assert (old.key, old.date, old.command, old.power, old.settings) == ("", "", (), "", {})
+    assert old.auc == record.attack.auc
+
+
 def test_what_is_infinite_is_null_and_named_in_json(record, finished_run, tmp_path):
     (tmp_path / "ledger.jsonl").write_bytes((finished_run / "ledger.jsonl").read_bytes())
     claim = Claim(math.inf, 1e-5, "nothing is protected")

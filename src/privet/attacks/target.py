@@ -12,6 +12,7 @@ from privet.attacks.classifiers import Fitting, Train, fresh
 from privet.attacks.result import AttackResult
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
+from privet.io.registry import Registry
 from privet.models.on_features import OnFeatures
 
 _CHUNK = 2000
@@ -103,30 +104,25 @@ class Attack(Protocol):
         """Score the members and the others, higher for records that seem to be members, and compare."""
 
 
-A = TypeVar("A")
-REGISTRY: dict[str, Attack] = {}
+def _value(attack: object) -> Attack:
+    """A registered object as an attack: a class is called without arguments."""
+    value = attack() if isinstance(attack, type) else attack
+    missing = [name for name in ("key", "title", "fits", "run") if not hasattr(value, name)]
+    if missing:
+        raise InputError(f"{value!r} is not an attack: it has no {missing[0]}. See privet.attacks.Attack.")
+    return value  # type: ignore[return-value]
 
 
-def register(attack: A) -> A:
-    """Add an attack to the table: a value, or a class whose fields all have defaults. Works as a decorator."""
-    value = _value(attack)
-    known = REGISTRY.get(value.key)
-    if known is not None and type(known).__qualname__ != type(value).__qualname__:
-        raise InputError(f"There is already an attack {value.key!r} ({known.title}): choose another key.")
-    REGISTRY[value.key] = value
-    return attack
+REGISTRY: Registry[Attack] = Registry("attack", "privet.attacks", check=_value)
+register = REGISTRY.register
 
 
 def attack_named(key: str) -> Attack:
-    """The attack with this key and its default settings; `dataclasses.replace` changes them."""
-    if key not in REGISTRY:
-        raise InputError(f"There is no attack {key!r}: there are {', '.join(attack_names())}.")
     return REGISTRY[key]
 
 
 def attack_names() -> tuple[str, ...]:
-    """The keys of all attacks."""
-    return tuple(sorted(REGISTRY))
+    return REGISTRY.names()
 
 
 def require(attack: Attack, target: Target) -> None:
@@ -153,15 +149,6 @@ def too_few(target: Target, members: int, others: int) -> str:
             f"{len(target.others)}"
         )
     return ""
-
-
-def _value(attack: object) -> Attack:
-    """A registered object as an attack: a class is called without arguments."""
-    value = attack() if isinstance(attack, type) else attack
-    missing = [name for name in ("key", "title", "fits", "run") if not hasattr(value, name)]
-    if missing:
-        raise InputError(f"{value!r} is not an attack: it has no {missing[0]}. See privet.attacks.Attack.")
-    return value  # type: ignore[return-value]
 
 
 def _through(layer: nn.Module, records: Split) -> Split:
