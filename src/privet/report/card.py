@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "accesses": [_access(event, count, ledger.unit) for event, count in ledger],
         "other_runs": _other_runs(record, ledger),
         "assumptions": _assumptions(record, spent),
-        "attacks": [_attack(record, record.attack)] if record.attack else [],
+        "attacks": [_attack(record, attack) for attack in record.attacks],
         "audits": [audit.to_dict() for audit in record.audits],
         "measured": _measured(record),
         "data": _data(record, spent),
@@ -143,7 +144,8 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
 
 
 def _attack(record: RunRecord, attack: AttackResult) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": attack.name}
+    facts: dict[str, Any] = {"name": attack.name, "key": attack.key, "date": attack.date, "power": attack.power}
+    facts["command"] = shlex.join(attack.command)
     if not record.data.public:
         return facts | {"figures": "kept on the run's page: they were computed from private records without noise"}
     return facts | {

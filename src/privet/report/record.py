@@ -222,8 +222,8 @@ class RunRecord:
 
     @property
     def attack(self) -> AttackResult | None:
-        """The last attack."""
-        return self.attacks[-1] if self.attacks else None
+        """The most successful attack: the one that page and comparison lead with."""
+        return max(self.attacks, key=lambda attack: attack.auc, default=None)
 
     @property
     def seeded(self) -> bool:
