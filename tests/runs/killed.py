@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from privet.compare import ENTRANTS, race
+from privet.runs.race import race
 
 OUT = Path(sys.argv[1])
 
@@ -16,4 +16,4 @@ def die_in_the_middle(_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-race([ENTRANTS["dpsgd"]], OUT, worker=(sys.argv[2],), on_change=die_in_the_middle)
+race(["dpsgd"], OUT, worker=(sys.argv[2],), on_change=die_in_the_middle)

@@ -11,22 +11,22 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from privet.compare.clock import Clock, TimeIsUp
-from privet.compare.page import render_comparison, write_comparison
-from privet.compare.result import Outcome
-from privet.compare.row import Row
 from typer.testing import CliRunner
 
 from privet import data
 from privet.cli import app
-from privet.compare import ENTRANTS, Job, entrants_for, finish, race
 from privet.errors import InputError
+from privet.io.registry import load_plugin
+from privet.methods import DataSpec, Task
 from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled
 from privet.report import RunRecord
-from tests.compare.worker import BROKEN
+from privet.runs.comparison import Compared, finish, render_comparison, write_comparison
+from privet.runs.job import Clock, Job, Row, TimeIsUp, fitting
+from privet.runs.race import race
 from tests.report.test_browser import BROWSER, look
 
 HERE = Path(__file__).parent
+PLUGIN = HERE / "broken_method.py"
 STEPS = 30
 
 
@@ -37,7 +37,7 @@ def sourced() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> str:
-    text = resources.files("privet.recipes").joinpath("digits-linear.yaml").read_text(encoding="utf-8")
+    text = resources.files("privet.methods").joinpath("recipes", "digits-linear.yaml").read_text(encoding="utf-8")
     path = tmp_path_factory.mktemp("recipes") / "short.yaml"
     path.write_text(text.replace("epochs: 10", "epochs: 3"), encoding="utf-8")
     return str(path)
@@ -48,7 +48,16 @@ def compared(tmp_path_factory, recipe):
     """The folder of a comparison that was killed in the middle and resumed, and what came out of it."""
     out = tmp_path_factory.mktemp("runs") / "compare"
     keys = ("dpsgd", "broken", "optimized-noise-elliptical")
-    job = Job("digits", 3.0, 1e-5, keys, seed=1, recipe=recipe, command=("privet", "compare", "--data", "digits"))
+    job = Job(
+        DataSpec("digits"),
+        3.0,
+        1e-5,
+        keys,
+        seed=1,
+        settings={"recipe": recipe},
+        plugins=(str(PLUGIN),),
+        command=("privet", "compare", "--data", "digits"),
+    )
     job.keep(out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", sourced()["PYTHONPATH"])
@@ -62,12 +71,12 @@ def compared(tmp_path_factory, recipe):
         assert killed.returncode == -9, killed.stderr
         done_before = len(Ledger.open(out / "dpsgd" / "ledger.jsonl", read_only=True))
         assert 10 < done_before < STEPS
-        patch.setitem(ENTRANTS, "broken", BROKEN)
+        load_plugin(PLUGIN)
         Job.read(out).keep(out)  # the same job again goes on
         seen: set[str] = set()
         wait_for_the_lock(out / "dpsgd" / "ledger.jsonl")
         rows = race(
-            [ENTRANTS[key] for key in keys],
+            keys,
             out,
             worker=(worker,),
             on_change=lambda lanes: seen.update(lane.state for lane in lanes),
@@ -128,7 +137,7 @@ def test_the_cards_count_every_run_of_the_comparison(compared):
 def test_a_second_time_nothing_is_run_again_and_the_page_has_the_same_bytes(compared):
     out, result = compared
     first = render_comparison(result)
-    rows = race([ENTRANTS["dpsgd"], ENTRANTS["optimized-noise-elliptical"]], out, worker=("does-not-exist.py",))
+    rows = race(["dpsgd", "optimized-noise-elliptical"], out, worker=("does-not-exist.py",))
     assert [row.state for row in rows] == ["done", "done"]
     assert first == render_comparison(result)
     plain = json.loads((out / "compare.json").read_text())
@@ -190,7 +199,7 @@ def test_the_page_fits_in_a_browser(compared, width, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--methods", "magic"], "There is no method 'magic' to compare"),
+        (["--methods", "magic"], "There is no method 'magic'"),
         (["--methods", "pate"], "None of these methods fits digits: it learns from public records"),
         (["--epsilon", "0"], "--epsilon must be a number above 0"),
     ],
@@ -207,7 +216,7 @@ def test_a_claim_is_hatched_and_never_the_best(compared):
     first, broken, second, left = result.outcomes
     ledger = Ledger()
     ledger.record(PoissonSampled(0.1, Gaussian(9.0)).under(Claimed("a paper", "it leaks")), 10)
-    claimed = Outcome(first.row, dataclasses.replace(first.record, test_accuracy=1.0), ledger.spent(1e-5))
+    claimed = Compared(first.row, dataclasses.replace(first.record, test_accuracy=1.0), ledger.spent(1e-5))
     changed = dataclasses.replace(result, outcomes=(claimed, broken, second, left))
     page = render_comparison(changed)
     assert '<tr class="claimed">' in page
@@ -227,7 +236,7 @@ def test_another_job_in_the_same_folder_is_refused(compared):
 def test_a_process_that_is_killed_is_a_row(tmp_path):
     script = tmp_path / "dies.py"
     script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    (row,) = race([ENTRANTS["dpsgd"]], tmp_path, worker=(str(script),))
+    (row,) = race(["dpsgd"], tmp_path, worker=(str(script),))
     assert (row.state, row.reason) == ("failed", "its process was ended by the signal SIGKILL")
 
 
@@ -240,14 +249,14 @@ def test_no_more_processes_than_cores(tmp_path):
         nonlocal most
         most = max(most, sum(lane.state == "running" for lane in lanes))
 
-    rows = race(list(ENTRANTS.values())[:3], tmp_path, worker=(str(script),), at_once=2, on_change=look)
+    rows = race(["dpsgd", "pate", "moments"], tmp_path, worker=(str(script),), at_once=2, on_change=look)
     assert most == 2
     assert {row.reason for row in rows} == {"its process ended with the code 0"}
 
 
 def test_the_clock_ends_a_training_and_remembers(tmp_path, monkeypatch):
     now = 100.0
-    monkeypatch.setattr("privet.compare.clock.time.monotonic", lambda: now)
+    monkeypatch.setattr("privet.runs.job.time.monotonic", lambda: now)
     clock = Clock(tmp_path, minutes=1.0)
     seen: list[dict] = []
     look = clock.watching(seen.append)
@@ -264,13 +273,14 @@ def test_the_clock_ends_a_training_and_remembers(tmp_path, monkeypatch):
 
 
 def test_what_does_not_fit_is_named(monkeypatch):
-    digits = data.load("digits")
-    monkeypatch.setitem(ENTRANTS, "odd", dataclasses.replace(BROKEN, key="odd", why_not=lambda d: "it needs sound"))
-    fitting, left_out = entrants_for(digits)
-    assert left_out["odd"] == "it needs sound"
-    assert "trains for long" in left_out["residual"]
-    assert "dpsgd" in fitting and "odd" not in fitting
-    assert "residual" in entrants_for(digits, every=True)[0]
+    plugin = load_plugin(PLUGIN)
+    task = Task.of(DataSpec("digits"), data.load("digits"), 3.0, 1e-5)
+    monkeypatch.setattr(plugin.Broken, "why_not", lambda self, task: "it needs sound")
+    found, left_out = fitting(task)
+    assert left_out["broken"] == "it needs sound"
+    assert "it does not run by default" in left_out["residual"]
+    assert "dpsgd" in found and "broken" not in found
+    assert "residual" in fitting(task, every=True)[0]
 
 
 def test_a_row_that_is_torn_is_none(tmp_path):

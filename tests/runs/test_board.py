@@ -6,20 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from privet.compare.result import Outcome
-from privet.compare.row import Row
 from rich.console import Console
 
 from privet.cli.board import _audited, _standing, board
-from privet.compare import ENTRANTS, Lane
 from privet.privacy import ApproximateDP, Ledger
+from privet.runs.comparison import Compared
+from privet.runs.job import Row
+from privet.runs.race import Lane
 
 
 @pytest.fixture
 def lanes(monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    running, auditing, waiting, failed = (Lane(entrant, Path("x")) for entrant in list(ENTRANTS.values())[:4])
+    running, auditing, waiting, failed = (Lane(f"m{n}", f"Method {n}", Path("x")) for n in range(4))
     for lane in (running, auditing):
         lane.process = object()
         lane.began = lane.began_this = 90.0
@@ -53,7 +53,7 @@ def test_in_a_log_each_that_ends_has_one_line(lanes, capsys):
     with board(1e-5) as show:
         show(lanes)
         show(lanes)
-    assert capsys.readouterr().err == f"{lanes[3].entrant.title}: failed in 3 s: it broke\n"
+    assert capsys.readouterr().err == f"{lanes[3].title}: failed in 3 s: it broke\n"
     with board(1e-5, quiet=True) as show:
         show(lanes)
     assert capsys.readouterr().err == ""
@@ -65,9 +65,7 @@ def test_in_a_log_there_is_a_line_now_and_then(lanes, monkeypatch, capsys):
         show(lanes)
         show(lanes)
     _, line = capsys.readouterr().err.splitlines()
-    assert (
-        line == f"{lanes[0].entrant.key}: Training 20/100, 104 s left; {lanes[1].entrant.key}: Auditing 1/4, 54 s left"
-    )
+    assert line == f"{lanes[0].key}: Training 20/100, 104 s left; {lanes[1].key}: Auditing 1/4, 54 s left"
 
 
 def test_on_a_terminal_the_table_is_live(lanes, monkeypatch):
@@ -80,7 +78,7 @@ def test_on_a_terminal_the_table_is_live(lanes, monkeypatch):
 
     with redirect_stderr(Terminal()) as terminal, board(1e-5) as show:
         show(lanes)
-    assert lanes[0].entrant.key in terminal.getvalue()
+    assert lanes[0].key in terminal.getvalue()
 
 
 @pytest.mark.parametrize(("claimed", "said"), [(0.4, "0.21 of 0.4, of a part of the run"), (2.999, "0.21 of 3")])
@@ -88,5 +86,5 @@ def test_the_audit_of_a_step_is_not_shown_as_one_of_the_run(claimed, said):
     ledger = Ledger()
     ledger.record(ApproximateDP(3.0, 1e-5))
     one = SimpleNamespace(lower_bound=0.21, claimed_epsilon=claimed, refuted=False)
-    outcome = Outcome(Row("a", "A", "done"), SimpleNamespace(audits=(one,)), ledger.spent(1e-5))
+    outcome = Compared(Row("a", "A", "done"), SimpleNamespace(audits=(one,)), ledger.spent(1e-5))
     assert _audited(outcome) == said

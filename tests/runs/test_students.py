@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from privet.synthesis.students import check_students, train_student
+from privet.runs.students import check_students, train_student
 from typer.testing import CliRunner
 
 from privet.cli import app
