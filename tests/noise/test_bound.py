@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from privet.noise import ComparedGaussianNoise, GroupedL2Noise
-from privet.noise.crossover import Crossover
+from privet.noise.bound import Crossover
 
 
 @pytest.mark.parametrize(("epsilon", "dimension"), [(0.1, 8), (1.0, 13), (8.0, 22)])

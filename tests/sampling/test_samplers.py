@@ -1,4 +1,6 @@
-"""Fixed-size and padded Poisson sampling: who is drawn, where it is put, and what is told."""
+"""Samplings: exact in distribution, with the events that they claim."""
+
+from __future__ import annotations
 
 import pytest
 import torch
@@ -7,8 +9,66 @@ from scipy import stats
 from privet.errors import InputError
 from privet.privacy import FixedSizeSampled, Gaussian, PaddedPoisson, accountant_named
 from privet.randomness import SecureSource
-from privet.sampling import FixedSizeSampling, PaddedPoissonSampling
-from privet.sampling.padded import EMPTY, SampleOverflowError
+from privet.sampling import (
+    EMPTY,
+    FixedSizeSampling,
+    PaddedPoissonSampling,
+    PoissonSampling,
+    SampleOverflowError,
+    uniform_subset,
+)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.9])
+def test_every_record_joins_with_the_rate_and_independently(rate: float) -> None:
+    """False-alarm rate: 1e-6 for each of the three tests."""
+    records, draws, sampling, source = 40, 4000, PoissonSampling(rate), generator(1)
+    joined = torch.zeros(draws, records)
+    for i in range(draws):
+        joined[i, sampling.draw(records, source)] = 1
+    counts = joined.sum(0)
+    expected = torch.full((records,), draws * rate)
+    chi = float(((counts - expected) ** 2 / (expected * (1 - rate))).sum())
+    assert stats.chi2.sf(chi, records) > 1e-6
+    sizes = joined.sum(1)
+    z = (float(sizes.var()) / (records * rate * (1 - rate)) - 1) * (draws / 2) ** 0.5
+    assert abs(z) < 6  # the variance of a binomial: neighbours are independent
+    pairs = float((joined[:, 0] * joined[:, 1]).sum())
+    assert stats.binomtest(int(pairs), draws, rate**2).pvalue > 1e-6
+
+
+def test_subsets_are_uniform() -> None:
+    """All ten subsets of two of five, equally often; false-alarm rate 1e-6."""
+    source = generator(2)
+    found: dict[tuple[int, ...], int] = {}
+    for _ in range(5000):
+        key = tuple(uniform_subset(5, 2, source).tolist())
+        found[key] = found.get(key, 0) + 1
+    assert len(found) == 10
+    assert stats.chisquare(list(found.values())).pvalue > 1e-6
+    source, wide = generator(3), torch.zeros(30)
+    for _ in range(3000):
+        wide[uniform_subset(30, 4, source)] += 1
+    assert stats.chisquare(wide.numpy()).pvalue > 1e-6
+
+
+def test_draws_are_sorted_and_distinct_and_may_be_empty() -> None:
+    source = generator()
+    for _ in range(200):
+        drawn = PoissonSampling(0.05).draw(20, source)
+        assert torch.equal(drawn, drawn.unique())
+    assert any(len(PoissonSampling(0.01).draw(5, source)) == 0 for _ in range(50))
+    assert len(PoissonSampling(1.0).draw(7, source)) == 7
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
+def test_impossible_rates_are_refused(rate: float) -> None:
+    with pytest.raises(InputError, match="sampling rate"):
+        PoissonSampling(rate)
 
 
 def sources():
