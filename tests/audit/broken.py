@@ -19,13 +19,13 @@ from privet import audit
 from privet.attacks import outside
 from privet.audit import Audit
 from privet.clipping import AdaptiveClipping
-from privet.clipping.adaptive import COUNT
+from privet.clipping.spherical import COUNT
 from privet.methods.adversarial import called_real
 from privet.methods.frozen_noise_layer_gan import NoisyRows
 from privet.methods.perturbation import ResidualPerturbation
 from privet.models.dcgan import discriminator
 from privet.noise import ProductLaplaceNoise
-from privet.noise.layer import NoiseLayer
+from privet.noise.gaussian import NoiseLayer
 from privet.privacy import Budget, Event, Gaussian, Ledger, PoissonSampled, Relation
 from privet.privacy.residual import Theorem1
 from privet.randomness import Randomness

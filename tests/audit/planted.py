@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import privet
 from privet.audit.stations import PUBLIC_SIZE
 from privet.clipping import AdaptiveClipping, BoundedSum, FlatClipping
-from privet.clipping.factors import clipping_factors
+from privet.clipping.bounded import clipping_factors
 from privet.data import Dataset, Split
 from privet.gradients import Engine
 from privet.gradients.recorder import Recorder

@@ -30,7 +30,7 @@ from privet.clipping import (
 from privet.data import Progress
 from privet.errors import InputError
 from privet.gradients import Engine
-from privet.noise import GaussianNoise, GroupedL2Noise, IsotropicL2Noise, NoisePlan, ProductLaplaceNoise
+from privet.noise import GaussianNoise, GroupedL2Noise, IsotropicL2Noise, Noise, ProductLaplaceNoise
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
@@ -77,7 +77,7 @@ def clippings() -> dict[str, Clipping]:
     }
 
 
-def noises(epsilon: float) -> dict[str, NoisePlan]:
+def noises(epsilon: float) -> dict[str, Noise]:
     """Every optimised noise of a pure epsilon, with the weights that give the canary's directions the least noise."""
     weights = torch.tensor([1.0, *[1e-3] * (WIDTH - 1)] * 2)
     return {
@@ -91,7 +91,7 @@ def step(
     clipping: Clipping,
     noise_multiplier: float = 1.0,
     *,
-    noise: NoisePlan | None = None,
+    noise: Noise | None = None,
     rate: float = 1.0,
     delta: float = 1e-5,
     draws: int = 20_000,

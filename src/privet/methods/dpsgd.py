@@ -23,8 +23,8 @@ from privet.noise import GaussianNoise
 from privet.privacy import Ledger
 from privet.sampling import PoissonSampling
 from privet.training import BudgetExhausted, Plan, Private, make_private
-from privet.training.standing import OnStep as OnStep
-from privet.training.standing import Standing
+from privet.training.logs import OnStep as OnStep
+from privet.training.logs import StepReport
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -108,7 +108,7 @@ def _loop(
     test: Split | None,
     on_step: OnStep | None,
 ) -> None:
-    standing = Standing(private)
+    standing = StepReport(private)
     for inputs, labels in private.batches() if private.steps_done < private.plan.steps else ():
         before = private.steps_done
         if views > 1:

@@ -31,7 +31,7 @@ from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Gaussian, Ledger, Relation, steps_of
 from privet.randomness import Randomness
 from privet.sampling import FixedSizeSampling, PaddedPoissonSampling
-from privet.sampling.padded import EMPTY
+from privet.sampling.samplers import EMPTY
 from privet.training import Average, BudgetExhausted
 
 SCHEMES = {"padded": Relation.ADD_REMOVE, "fixed": Relation.REPLACE_ONE}

@@ -18,7 +18,7 @@ from privet.io.registry import Registry
 from privet.privacy import Ledger, Relation
 from privet.training import Plan
 from privet.training.folder import RunFolder
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 if TYPE_CHECKING:
     from privet.audit import Audit

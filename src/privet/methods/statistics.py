@@ -15,7 +15,7 @@ from privet.clipping.rows import (
     grouped_count,
     grouped_second_moment,
     grouped_sum,
-    normalised_second_moment,
+    normalized_second_moment,
     symmetric,
 )
 from privet.data import Split
@@ -78,7 +78,7 @@ def private_second_moment(
     """
     noise = GaussianNoise(noise_multiplier)
     ledger.require_unit(records.unit)
-    total = _over(records, lambda rows, shares: normalised_second_moment(view(rows), shares))
+    total = _over(records, lambda rows, shares: normalized_second_moment(view(rows), shares))
     ledger.record(CovarianceRelease(noise_multiplier))
     return symmetric(noise.add(total, randomness.noise)).div_(public_size)
 

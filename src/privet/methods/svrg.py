@@ -36,9 +36,9 @@ from privet.privacy.events import composed
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training import Plan, RunFolder
-from privet.training.identity import data_fingerprint, describe
+from privet.training.identity import data_fingerprint, plain
 from privet.training.private import step_name
-from privet.training.state import Stateful
+from privet.training.checkpoint import Stateful
 from privet.training.step import Record, Step
 
 
@@ -225,7 +225,7 @@ class _Kept:
         """Say what the run is, and go to where it was saved."""
         if self._run is None:
             return
-        self._identity = {"plan": describe(self._plan), "seed": self._randomness.seed, "data": data}
+        self._identity = {"plan": plain(self._plan), "seed": self._randomness.seed, "data": data}
         self._run.begin(self._identity, seeded=self._randomness.reproducible)
         state = self._run.state
         if state is None:

@@ -14,7 +14,7 @@ from privet.errors import InputError
 from privet.methods.method import Context, Method, Outcome, Task, option
 from privet.methods.private_accuracy import PrivateAccuracy, left_for_others
 from privet.privacy import Budget, Gaussian, Ledger, Relation, UnsupportedEventError
-from privet.training.standing import OnStep as OnStep
+from privet.training.logs import OnStep as OnStep
 
 LABELS = ("protected", "votes")
 

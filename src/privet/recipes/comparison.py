@@ -32,7 +32,7 @@ from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.residual_perturbation import Schedule, train, train_by_dpsgd
 from privet.models import resnet
 from privet.privacy import Spent
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 FOLDER = "comparisons"
 

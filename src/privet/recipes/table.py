@@ -20,7 +20,7 @@ from privet.data import Dataset, Progress
 from privet.data.whole import write_whole
 from privet.errors import InputError
 from privet.io.plain import MisfitError, build
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 _POINTS = 60
 """How many points of a curve are kept."""

@@ -17,7 +17,7 @@ from privet.io.plain import MisfitError, build
 from privet.methods import METHODS, DataSpec, Method, Public, Task, method_for, settings_of
 from privet.runs.runner import Measuring
 from privet.training import BudgetExhausted
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 JOB, ROW, CLOCK = "job.json", "row.json", "clock.txt"
 _SECONDS = 1.0

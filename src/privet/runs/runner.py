@@ -41,7 +41,7 @@ from privet.runs.students import Student, check_students, default_students, trai
 from privet.training.folder import LEDGER, RunFolder, remove_working_files
 from privet.training.identity import plain
 from privet.training.logs import logged
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 

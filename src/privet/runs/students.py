@@ -18,7 +18,7 @@ from privet.data import Dataset, Split
 from privet.errors import InputError
 from privet.methods.preparation import scores
 from privet.methods.recipe import kind_of
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 NETWORKS = {"cnn": "conv_student", "logistic": "softmax_regression"}
 _BATCH = 128

@@ -194,8 +194,3 @@ def _digested(record: Any) -> Any:
     return record
 
 
-plain = describe
-
-
-def rebuild(data):  # temporary
-    return None
