@@ -1,4 +1,4 @@
-"""Audits of releases that come before training: a private mean, and the second moment that DP-PCA takes apart."""
+"""Audits of releases that come before training: a private mean, and the second moment that DP-PCA decomposes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from privet.audit.black_box import mechanism
-from privet.audit.bounds import GaussianTradeOff
-from privet.audit.result import Audit
+from privet.audit import Audit, GaussianTradeOff, mechanism
 from privet.data import Progress, Split
 from privet.methods.statistics import private_mean, private_second_moment
 from privet.privacy import Ledger
@@ -18,7 +16,7 @@ from privet.randomness import Randomness
 Release = Callable[[Split, float, Ledger, Randomness], Tensor]
 
 RECORDS = torch.tensor([[0.0, 0.5, 0.0], [0.0, 0.0, -0.5], [1e3, 0.0, 0.0]])
-"""The canary is the last, and orthogonal to the others."""
+"""The canary is the last one, orthogonal to the others."""
 
 
 def _mean(records: Split, noise_multiplier: float, ledger: Ledger, randomness: Randomness) -> Tensor:
@@ -39,7 +37,7 @@ def _moment(records: Split, noise_multiplier: float, ledger: Ledger, randomness:
 
 
 RELEASES: dict[str, Release] = {"mean": _mean, "second-moment": _moment}
-"""By name; both are looked at in their first coordinate, which the canary alone moves."""
+"""By name. The first coordinate of each is scored: only the canary moves it."""
 
 
 def release(
@@ -76,7 +74,7 @@ def release(
         draws=draws,
         bound=GaussianTradeOff(delta, confidence),
         name=f"Private {kind.replace('-', ' ')}",
-        setting="two records, and a third far above the bound",
+        setting="two records, and a third one far above the bound",
         seed=seed,
         progress=progress,
     )

@@ -1,4 +1,4 @@
-"""Stations that do not train by `make_private`: teachers, counts of classes, and the split of a file."""
+"""The stations that methods add to the laboratory: the teachers of PATE, and the class counts of a GAN."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privet.audit.bounds import ClopperPearson, GaussianTradeOff, TwoSampleBound
-from privet.audit.claim import Claimed
-from privet.audit.laboratory import Seen
-from privet.audit.stations.training import COUNTED_DELTA, DELTA
-from privet.data import Dataset, Split, with_test_records
+from privet.audit import ClopperPearson, GaussianTradeOff, Seen
+from privet.audit.bounds import TwoSampleBound
+from privet.audit.result import Claimed
+from privet.audit.stations import COUNTED_DELTA, DELTA, add_stations
+from privet.data import Split
 from privet.methods import teachers, voting
 from privet.methods.dpgan import Dpgan
 from privet.methods.synthetic import Order
@@ -22,7 +22,7 @@ from privet.randomness import Randomness
 
 @dataclass(frozen=True)
 class Teachers:
-    """PATE: records go to teachers, teachers vote, and the noisy counts are seen. One teacher votes as the record tells it."""
+    """PATE: records go to teachers, who vote, and the noisy counts are released. One teacher votes as the record tells it."""
 
     name: str = "teachers"
     looks_for: str = "teachers whose parts overlap, or move when a record is added"
@@ -61,10 +61,10 @@ def _told_by_the_record(inputs: Tensor, labels: Tensor, classes: int) -> Callabl
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """A DPGAN of one step: the labels of what it makes follow its noisy count of the classes, of which the record moves one.
+    """A DPGAN of one step: the labels that it makes follow its noisy count of the classes, and the record moves one of them.
 
-    The size of the data counts as public in a GAN, so the record is there with one label or with the other one: two changes of
-    one record each, and the claim is that of a budget for two.
+    A GAN takes the size of the data as public, so the record is there with one label or with the other one. That is two
+    changes of one record each, and the claim is that of a budget for two.
     """
 
     name: str = "class counts of a GAN"
@@ -87,38 +87,9 @@ class ClassCounts:
         method = Dpgan(lot=4, steps=1, turns=1, made=4, width=1, latent=2, counts_share=0.5)
         try:
             made = method.synthesize(records, order, Ledger())
-        except Exception as error:  # whether it raises is one of the things that are looked at
+        except Exception as error:  # whether it raises is one of the things that the station looks at
             return Seen.of_error(error)
         return Seen({}, {"labels of the second class": float(made.labels.sum())})
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """The split of a private file: one more record must move no other one into or out of the training part."""
-
-    name: str = "the split of a file"
-    looks_for: str = "a hold-out that another record moves"
-    effort: float = 0.05
-
-    def claimed(self) -> Claimed:
-        return 0.0
-
-    def bound(self, confidence: float) -> TwoSampleBound:
-        return ClopperPearson(0.0, confidence)
-
-    def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
-        generator = torch.Generator().manual_seed(seed // 2)
-        inputs = torch.rand(60, 2, generator=generator)
-        labels = torch.randint(2, (60,), generator=generator)
-        file = Split(inputs, labels)
-        more = Split(
-            torch.cat([torch.full((1, 2), 2.0), inputs]), torch.cat([torch.zeros(1, dtype=torch.int64), labels])
-        )
-        parts = [_training_part(one) for one in (file, more)]
-        moved = len((parts[0] ^ parts[1]) - {(2.0, 2.0)})
-        return Seen(faults=(f"one more record moved {moved} others of 60",) if moved else ())
-
-
-def _training_part(file: Split) -> set[tuple[float, ...]]:
-    divided = with_test_records(Dataset("file", ("a", "b"), {"train": file}), "file")
-    return {tuple(row) for row in divided.train.inputs.tolist()}
+add_stations(Teachers(), ClassCounts())

@@ -1,24 +1,29 @@
-"""An audit of the optimised noise as published, by its own code: the shape of the noise tells of the records."""
+"""An audit of the optimized noise as published, by its own code: the shape of the noise reveals the records."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from privet.audit.black_box import mechanism
-from privet.audit.result import Audit
+from privet.audit import Audit, mechanism
 from privet.clipping import BoundedSum, FlatClipping
 from privet.data import Progress, Split
 from privet.gradients import Engine
 from privet.methods.optimized_noise import CostSensitivity
 from privet.noise import PublishedShapeNoise
+from privet.noise.shaped import CLAIM
+from privet.privacy import Ledger, PureEpsilon
+from privet.privacy.events import PoissonSampled, Under
 
 WIDTH, FIRST = 20, 11
+FEWER = 10
+"""Noise that is drawn release by release gets this many times fewer draws."""
 RECORD = (torch.arange(WIDTH) < FIRST)[None] / math.sqrt(FIRST)
 CANARY = (torch.arange(WIDTH) >= FIRST)[None] / math.sqrt(WIDTH - FIRST)
-"""A record lies in the first coordinates, and the canary in the others: without it they cost nothing, and get the most noise."""
+"""The record lies in the first coordinates and the canary in the others, which cost nothing without it and get the most noise."""
 
 
 def published_noise(
@@ -50,11 +55,23 @@ def published_noise(
         score=lambda released: -float(released[0, FIRST:].norm()),
         draws=draws,
         confidence=confidence,
-        name="One step, optimised noise as published",
+        name="One step, optimized noise as published",
         setting="20 coordinates; a record of the first 11, and a canary of the others",
         seed=seed,
         progress=progress,
     )
+
+
+def published_noise_in(ledger: Ledger, *, draws: int, **settings: Any) -> tuple[Audit, ...]:
+    """The audit of a ledger that holds optimized noise as published; nothing for any other ledger."""
+    if ledger.guarantee != CLAIM:
+        return ()
+    for event, _ in ledger.event.leaves():
+        inner = event.event if isinstance(event, PoissonSampled) else event
+        inner = inner.event if isinstance(inner, Under) else inner
+        if isinstance(inner, PureEpsilon):
+            return (published_noise(inner.epsilon, draws=max(40, draws // FEWER), **settings),)
+    return ()
 
 
 def _side(model: nn.Linear, rows: Tensor, epsilon: float) -> tuple[PublishedShapeNoise, BoundedSum]:

@@ -1,19 +1,19 @@
-"""An audit of noisy voting, by the code that labels: every answer of a run together."""
+"""An audit of noisy voting, by the code that labels: all answers of a run together."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from privet.audit.bounds import GaussianTradeOff
-from privet.audit.claim import Claim
-from privet.audit.result import Audit
-from privet.audit.threshold import audit_scores
+from privet.audit import Audit, Claim, GaussianTradeOff, audit_scores
 from privet.data import Progress
 from privet.errors import InputError
 from privet.methods.voting import noisy_counts
 from privet.privacy import Ledger, NoisyVotes
+from privet.privacy.events import tally
 
 AT_ONCE = 2**20
 """Counts that get their noise in one call."""
@@ -29,15 +29,15 @@ def votes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Audit:
-    """Audit the noisy counts from which `answers` labels are taken, where one teacher votes otherwise at every query.
+    """Audit the noisy counts from which `answers` labels are taken, when one teacher changes its vote at every query.
 
-    The attacker knows all other votes, and sees the noisy counts, of which a student gets the winners alone: the score is the
+    The attacker knows all other votes and sees the noisy counts, of which a student gets only the winners. The score is the
     exact log-likelihood ratio.
 
     Formal guarantees: the bound is that of a Gaussian trade-off, which is what `NoisyVotes` claims.
     """
     if draws < 40:
-        raise InputError(f"An audit needs at least 40 draws, and {draws} were asked for.")
+        raise InputError(f"An audit needs at least 40 draws, not {draws}.")
     name = f"Noisy votes, {answers:,} answers" if answers > 1 else "Noisy votes, one answer"
     generator = torch.Generator().manual_seed(seed)
 
@@ -45,7 +45,7 @@ def votes(
         found = []
         for start in range(0, draws, most := max(1, AT_ONCE // (2 * answers))):
             counts = torch.zeros(min(most, draws - start) * answers, 2, dtype=torch.float64)
-            counts[:, side] = 1.0  # the teacher's vote: for the first label with the record, for the second without it
+            counts[:, side] = 1.0  # the teacher votes for the first label with the record, for the second without it
             noisy = noisy_counts(counts, noise, Ledger(), generator)
             found.append((noisy[:, 0] - noisy[:, 1]).view(-1, answers).sum(1).numpy())
             if progress is not None:
@@ -60,3 +60,13 @@ def votes(
         name=name,
         setting="the noisy counts; one teacher votes for another label at every query",
     )
+
+
+def votes_in(ledger: Ledger, **settings: Any) -> tuple[Audit, ...]:
+    """The audit of the votes in a ledger, those with the least noise where there are several kinds; nothing without votes."""
+    found = [
+        (event.noise_multiplier, count)
+        for event, count in tally(ledger.event)
+        if isinstance(event, NoisyVotes) and event.noise == "gaussian"
+    ]
+    return (votes(*min(found), **settings),) if found else ()
