@@ -303,7 +303,7 @@ def split_by_permutation() -> AbstractContextManager[Any]:
         made = {"train": whole.select(order[:cut]), "test": whole.select(order[cut:])}
         return Dataset(dataset.name, dataset.classes, made)
 
-    return mock.patch("privet.audit.stations.releases.with_test_records", broken)
+    return mock.patch("privet.audit.stations.path.with_test_records", broken)
 
 
 def bad_records_raise() -> AbstractContextManager[Any]:

@@ -28,7 +28,7 @@ def test_a_laplace_count_is_consistent_with_its_epsilon_and_refuted_below_it():
     assert half.refuted and half.lower_bound == found.lower_bound
 
 
-def test_the_learnt_score_finds_a_change_of_spread():
+def test_the_learned_score_finds_a_change_of_spread():
     def spread(records, generator):
         return {"value": torch.randn(3, generator=generator) * len(records), "more": [1.0, np.zeros(2)]}
 
@@ -36,7 +36,7 @@ def test_the_learnt_score_finds_a_change_of_spread():
     assert found.refuted
 
 
-def test_a_given_score_sees_what_a_learnt_one_cannot():
+def test_a_given_score_sees_what_a_learned_one_cannot():
     def hidden(records, generator):
         one, other = torch.randn(2, generator=generator)
         return torch.stack([one, other.abs() * one.sign() if records else other])  # only the product's sign tells
@@ -56,7 +56,7 @@ def test_a_claim_by_events_is_taken_at_the_audit_s_delta():
     assert Claim.of(ledger, 0.01) == Claim.of(Gaussian(1.0), 0.01)
     assert Claim.of(ledger.spent(0.01), 0.01).epsilon == pytest.approx(2.32, abs=0.01)
     assert "add/remove" in Claim.of(ledger, 0.01).statement
-    with pytest.raises(InputError, match="take one"):
+    with pytest.raises(InputError, match="use one"):
         Claim.of(ledger.spent(0.02), 0.01)
     assert isinstance(ledger.spent(0.01), Spent)
 

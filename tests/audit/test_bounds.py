@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from privet.audit import Claim, ClopperPearson, Counts, GaussianTradeOff, OneRun, ceiling
-from privet.audit.threshold import audit_scores, choose_threshold
+from privet.audit.scores import audit_scores, choose_threshold
 from privet.errors import InputError, PrivetError
 from privet.privacy import Gaussian, PoissonSampled, accountant_named
 
@@ -123,7 +123,7 @@ def test_the_threshold_is_chosen_on_other_draws_than_are_counted():
         (lambda: audit_scores([[1.0]], [1.0], claim=Claim.of(1, 0.0), bound=ClopperPearson(0.0), name=""), "one row"),
         (
             lambda: audit_scores([1.0], [1.0], claim=Claim.of(1, 0.0), bound=ClopperPearson(0.0), name=""),
-            "more of them",
+            "more draws",
         ),
     ],
 )

@@ -7,8 +7,9 @@ import dataclasses
 
 import pytest
 
-from privet.audit import Claim, release, step
+from privet.audit import Claim, step
 from privet.audit.one_step import clippings, noises
+from privet.methods import release
 from privet.privacy import PureEpsilon
 from tests.audit.broken import BUGS, Bug
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privet.audit.bounds import TwoSampleBound
-from privet.audit.claim import Claim, Claimed
-from privet.audit.result import CRASHED, REFUSED, Audit
-from privet.audit.threshold import audit_scores
+from privet.audit.result import CRASHED, REFUSED, Audit, Claim, Claimed, contradicted, now
+from privet.audit.scores import audit_scores
 from privet.data import Progress
 from privet.errors import InputError, PrivetError
 from privet.privacy import Event
@@ -29,8 +27,6 @@ RUNS = 800
 """Runs with the record, and as many without: enough for 1.5 times the allowed sensitivity at 99 %, over all stations."""
 PROBES = 4
 """Runs on each side with next to no noise: they show in which direction the record moves a release."""
-CONTRADICTION = "a contradiction"
-"""The method of a refutation that needs no statistics."""
 QUIET = 1e-6
 """The noise multiplier of a probe."""
 _CHOSEN_ON = 0.25
@@ -166,14 +162,13 @@ def _audit(station: Station, runs: int, seed: int, each: float, whole: float) ->
     # A claim by events holds at every delta, and of several the largest is taken: a refutation must hold for each.
     delta = bound.delta
     claim = max((Claim.of(event, delta) for event in events or [station.claimed()]), key=lambda one: one.epsilon)
-    none = Audit(station.name, claim, 0.0, 0.0, whole, "", "", station.looks_for)
     if faults:
-        return replace(none, lower_bound=inf, ceiling=inf, method=CONTRADICTION, evidence="; ".join(faults))
+        return contradicted(station.name, claim, whole, "; ".join(faults), setting=station.looks_for)
     said = next((words for words in raised if words), "")
     if raised[""] == 0:
         ended = REFUSED if refused == 2 * runs else CRASHED
         evidence = f"{ended} in each of {2 * runs:,} runs, with the record and without it: {said}"
-        return replace(none, method=ended, evidence=evidence)
+        return Audit(station.name, claim, 0.0, 0.0, whole, ended, evidence, station.looks_for, date=now())
     members, others = _scores(*sides)
     audit = audit_scores(
         members, others, claim=claim, bound=bound, name=station.name, setting=station.looks_for, chosen_on=_CHOSEN_ON

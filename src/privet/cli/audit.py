@@ -124,7 +124,8 @@ def _of_method(method: str | None, example: Example, power: Power, progress: Any
     from privet.methods.statistics import audit_release
 
     if method in RELEASES:
-        return (audit_release(method, example.noise, delta=example.delta, power=power, progress=progress),)
+        asked = {"draws": power.draws, "confidence": power.confidence, "seed": power.seed}
+        return (audit_release(method, example.noise, delta=example.delta, **asked, progress=progress),)
     every = [key for key in METHODS if key.startswith("dpsgd")] + ["optimized-noise-elliptical"]
     found: list[Audit] = []
     for key in [method] if method else every:
@@ -142,13 +143,10 @@ def _of_method(method: str | None, example: Example, power: Power, progress: Any
 
 
 def _laboratory(runs: int, effort: Effort, progress: Any) -> tuple[Audit, ...]:
+    import privet.methods  # noqa: F401 - methods add stations of their own
     from privet.audit import laboratory
-    from privet.audit.stations import stations
-    from privet.methods import METHODS
 
-    own = [station for _, method in METHODS.items() for station in method.stations()]
-    every = [*stations(), *own]
-    return laboratory(every, runs=runs, confidence=effort.confidence, seed=effort.seed, progress=progress)
+    return laboratory(runs=runs, confidence=effort.confidence, seed=effort.seed, progress=progress)
 
 
 def _say(found: tuple[Audit, ...], stations: tuple[Audit, ...], as_json: bool) -> None:

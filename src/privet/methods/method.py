@@ -22,7 +22,6 @@ from privet.training.logs import OnStep
 
 if TYPE_CHECKING:
     from privet.audit import Audit
-    from privet.audit.laboratory import Station
     from privet.methods.perturbation import ResidualPerturbation
     from privet.methods.private_accuracy import PrivateAccuracy
     from privet.methods.synthetic import Synthetic
@@ -341,17 +340,12 @@ class Method:
             return recorded(ran.ledger, ran.delta, **asked)
         own: dict[str, Any] = {}
         if ran.release is not None:
-            inputs, labels = ran.release.train.tensors
-            own = {"model": ran.release.part, "inputs": inputs, "labels": labels}
-        return audit_plan(ran.plan, delta=ran.delta, **own, **asked)
+            own = {"model": ran.release.part, "records": ran.release.train.tensors}
+        return audit_plan(ran.plan, delta=ran.delta, name=self.title, **own, **asked)
 
     def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran | None:
         """A run of this kind without data, for an audit of the method by its name; None where there is none."""
         return None
-
-    def stations(self) -> tuple[Station, ...]:
-        """Stations that the method adds to the laboratory."""
-        return ()
 
     def expected_seconds(self, task: Task) -> float:
         """About how long a run takes here; 0 where nobody has to be warned."""

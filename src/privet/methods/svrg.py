@@ -36,9 +36,9 @@ from privet.privacy.events import composed
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training import Plan, RunFolder
+from privet.training.checkpoint import Stateful
 from privet.training.identity import data_fingerprint, plain
 from privet.training.private import step_name
-from privet.training.checkpoint import Stateful
 from privet.training.step import Record, Step
 
 

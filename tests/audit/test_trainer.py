@@ -1,4 +1,4 @@
-"""Audits of whole trainings: canaries, one run and many, and DP-SGD by the loop that trains models."""
+"""Audits of any trainer: canaries, one run and many."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import privet
-from privet.audit import Canaries, Claim, OneRun, audit_guesses, mislabelled, out_of_distribution, trainer, training
+from privet.audit import Canaries, Claim, OneRun, audit_guesses, mislabelled, out_of_distribution, trainer
 from privet.errors import InputError, PrivetError
 from privet.privacy import Ledger
 
@@ -100,22 +100,6 @@ def test_no_bound_from_scores_without_signal_beyond_the_stated_rate():
         for seed in range(1000)
     )
     assert above <= 50 + 4 * np.sqrt(1000 * 0.05 * 0.95)
-
-
-@pytest.mark.parametrize(("rate", "sigma", "steps"), [(1.0, 1.0, 1), (0.2, 1.0, 20)])
-def test_a_whole_training_is_consistent_with_its_ledger(rate, sigma, steps):
-    found = training(rate=rate, noise_multiplier=sigma, steps=steps, canaries=400)
-    assert 0 < found.lower_bound <= found.claimed_epsilon
-    assert "add/remove" in found.claim.statement
-
-
-def test_a_whole_training_with_too_little_noise_is_refuted(monkeypatch):
-    from privet.noise import GaussianNoise
-    from privet.privacy import Gaussian
-
-    monkeypatch.setattr(GaussianNoise, "event", lambda self: Gaussian(10 * self.multiplier))  # noise of a tenth
-    found = training(rate=0.5, noise_multiplier=0.5, steps=10, canaries=400)
-    assert found.refuted, str(found)
 
 
 def test_canaries_are_what_they_say():
