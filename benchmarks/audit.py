@@ -82,7 +82,7 @@ def steps(draws: int) -> Iterator[dict[str, Any]]:
         flat = clippings()["flat"]
         yield row(*timed(lambda n=noise, s=name, f=flat: audit.step(f, noise=n, draws=draws // 20, name=s)))
     for kind in ("mean", "second-moment"):
-        yield row(*timed(lambda k=kind: audit.release(k, draws=draws // 20)))
+        yield row(*timed(lambda k=kind: audit_release(k, draws=draws // 20)))
     # No assumption on the shape of the trade-off: counting, at a delta that counting can see.
     name = "DP-SGD step, flat clipping, counted"
     yield row(

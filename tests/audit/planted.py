@@ -26,7 +26,7 @@ from privet.clipping.bounded import clipping_factors
 from privet.data import Dataset, Split
 from privet.gradients import Engine
 from privet.gradients.recorder import Recorder
-from privet.methods import dpgan
+from privet.methods import dpgan, voting
 from privet.noise import GaussianNoise
 from privet.privacy import Gaussian, Ledger
 from privet.sampling import PoissonSampling
@@ -39,7 +39,7 @@ add, clip, adaptive_clip, draw, record = (
     PoissonSampling.draw,
     Ledger.record,
 )
-make_private, parts = privet.make_private, teachers.parts
+make_private, parts = privet.make_private, voting.parts
 
 
 def put(owner: Any, name: str, broken: Any) -> AbstractContextManager[Any]:
@@ -225,7 +225,7 @@ def overlapping_teachers() -> AbstractContextManager[Any]:
         found = list(parts(records, count, source, owners))
         return (torch.cat([part, found[(n + 1) % count]]) for n, part in enumerate(found))
 
-    return put(teachers, "parts", broken)
+    return put(voting, "parts", broken)
 
 
 def exact_class_counts() -> AbstractContextManager[Any]:

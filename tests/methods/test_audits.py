@@ -3,8 +3,8 @@
 import pytest
 
 from privet.audit import recorded
-from privet.methods.audits_published_noise import published_noise_in
-from privet.methods.audits_votes import votes_in
+from privet.methods.optimized_noise import published_noise_in
+from privet.methods.voting import votes_in
 from privet.methods.voting import noisy_counts
 from privet.noise import PublishedShapeNoise
 from privet.privacy import Gaussian, Ledger, PoissonSampled
@@ -29,7 +29,7 @@ def test_votes_are_audited_with_all_answers():
 
 def test_votes_with_half_the_noise_are_caught(monkeypatch):
     monkeypatch.setattr(
-        "privet.methods.audits_votes.noisy_counts",
+        "privet.methods.voting.noisy_counts",
         lambda c, noise, book, source: noisy_counts(c, noise / 2, book, source),
     )
     (one,) = recorded(ledger(*[NoisyVotes(20.0)] * 60), 1e-5, draws=4000, contributed=METHODS)

@@ -192,5 +192,3 @@ def _digested(record: Any) -> Any:
     if isinstance(record, (tuple, list)):
         return [_digested(value) for value in record]
     return record
-
-

@@ -1,6 +1,6 @@
 """The stations of the laboratory: small settings of the library's real path, each built so that a class of bugs shows.
 
-The library's own stations are in this package. Methods add theirs with `add_stations`, for example `privet.methods.stations`.
+The library's own stations are in this package. Methods add theirs with `add_stations`, as `privet.methods.voting` does.
 """
 
 from privet.audit.laboratory import Station
