@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Show = Callable[[Sequence["Lane"]], None]
 WIDE = 150
-MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected"}
+MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected", "refuted": "✗ refuted"}
 VACUOUS_MARKS = {"proved": "∅ proved, vacuous", "assumed": "∅ assumed, vacuous", "claimed": "✗ claimed, vacuous"}
 
 

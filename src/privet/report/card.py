@@ -96,9 +96,9 @@ def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
         "statement": str(spent),
         "opening": statement.opening(record, spent),
         "meaning": statement.meaning(record, spent),
-        "standing": statement.standing(spent).title,
-        "protects": statement.standing(spent).protects,
-        "explanation": statement.standing(spent).explanation,
+        "standing": statement.standing(record, spent).title,
+        "protects": statement.standing(record, spent).protects,
+        "explanation": statement.standing(record, spent).explanation,
         "calibration": _calibration(record, ledger, spent),
         "neighbours": spent.relation.describe(spent.unit),
     }

@@ -54,7 +54,7 @@ def picture(record: RunRecord, folder: Path) -> str:
 def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
     """The page as text; `samples` is the address of a picture, as `picture` gives it."""
     spent = record.spent(ledger)
-    standing = statement.standing(spent)
+    standing = statement.standing(record, spent)
     limit = spent.meaning.true_positive_rate
     way = way_of(record, ledger)
     total = others.together(record, ledger)

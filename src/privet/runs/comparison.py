@@ -42,7 +42,9 @@ class Compared:
 
     @property
     def standing(self) -> words.Standing | None:
-        return standing(self.spent) if self.spent is not None else None
+        if self.record is None or self.spent is None:
+            return None
+        return standing(self.record, self.spent)
 
     @property
     def holds(self) -> bool:
