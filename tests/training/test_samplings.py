@@ -99,7 +99,7 @@ def test_fixed_size_is_accounted_for_replacing_one_record() -> None:
 def test_fixed_size_is_refused_in_a_ledger_of_another_relation(sampling: Sampling, tmp_path: Any) -> None:
     users = {} if sampling is FIXED else {"users": torch.arange(200)}
     with pytest.raises(InputError, match=r"replace one .* add/remove one .*Ledger\(relation='replace-one'\)"):
-        make(sampling, ledger=Ledger(unit=sampling.unit), **users)
+        make(sampling, ledger=Ledger(unit=sampling.unit), noise_multiplier=None, epsilon=1.0, **users)
     private = make(sampling, ledger=Ledger(relation="replace-one", unit=sampling.unit), **users)[2]
     assert private.spent().relation is Relation.REPLACE_ONE
     kept = make(sampling, folder=tmp_path / "run", **users)[2]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from privet.data.owners import Key, users_within
 from privet.errors import InputError
 from privet.randomness import Randomness, Source
-from privet.sampling import Holdings
+from privet.sampling import Holdings, Sampling, Users, UserSampling
+from privet.training.identity import data_fingerprint
 from privet.training.plan import Plan
 from privet.training.step import Step
 from privet.training.surroundings import same_streams
@@ -174,6 +176,66 @@ class Records:
         return [piece for rows in drawn for piece in rows.split(max(self.physical // rows.shape[1], 1))]
 
 
+@dataclass(frozen=True, eq=False)
+class GivenRecords:
+    """The records of a run, from the data set or the loader that was given.
+
+    Attributes:
+        dataset, batch_size, workers, collate: of a loader, its parts: batches are drawn by the plan, and not by the loader.
+        users: the examples of each user, where the user is the unit of privacy.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    workers: int
+    collate: Collate | None
+    users: Holdings | None
+
+    @classmethod
+    def of(cls, dataset: Any, users: Users | Key | None, sampling: Sampling | None) -> GivenRecords:
+        batch_size, workers, collate = None, 0, None
+        if isinstance(dataset, DataLoader):
+            batch_size, workers = dataset.batch_size, dataset.num_workers
+            collate = None if dataset.collate_fn is default_collate else dataset.collate_fn
+            dataset = dataset.dataset
+        if isinstance(dataset, IterableDataset) or not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):
+            raise InputError("The data set must be map-style (len and indexing): a stream cannot be Poisson-sampled.")
+        if users is None:
+            users = users_within(dataset)
+        found = None if users is None else Users.of(users)
+        if isinstance(sampling, UserSampling):
+            if found is None:
+                raise InputError("UserSampling draws users: give users=..., the user of each example.")
+            if isinstance(users, Users) and users.most != sampling.most:
+                raise InputError(
+                    f"users allows {users.most} examples of a user in a step, and sampling {sampling.most}: give one number."
+                )
+            found = replace(found, most=sampling.most)
+        return cls(dataset, batch_size, workers, collate, None if found is None else found.found_in(dataset))
+
+    @property
+    def unit(self) -> str:
+        return "record" if self.users is None else "user"
+
+    @property
+    def records(self) -> int:
+        """The number of records: examples, or users."""
+        return len(self.dataset if self.users is None else self.users)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Fingerprints of the records, by which a resumed run is recognized."""
+        found = {"data": data_fingerprint(self.dataset)}
+        return found if self.users is None else {**found, "users": self.users.fingerprint}
+
+    def loaded(self, size_is_public: bool, physical: int | None, workers: int | None) -> Records:
+        """The records with their way of loading; `workers` defaults to those of the loader."""
+        workers = self.workers if workers is None else workers
+        return Records(self.dataset, size_is_public, physical, workers, self.collate, self.users)
+
+
 def tensors_of(value: Any) -> list[Tensor]:
     """The tensors in a batch, in order."""
     if isinstance(value, Tensor):
@@ -213,7 +275,7 @@ def load_batches(
     `dataset` is a `privet.data.Split`, a ``TensorDataset`` or anything with ``tensors``, or any map-style data set with
     ``__getitem__`` and ``__len__``, whose records are collated by `collate`, or by torch's defaults.
     """
-    if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError("The data set must be map-style (len and indexing): a stream cannot be sampled.")
     if collate is not None:
         yield from _collated(dataset, index_batches, workers, collate)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, cast
@@ -14,24 +14,23 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from privet.clipping import Clipping, FlatClipping, ScheduledClipping
-from privet.data.owners import Key, users_within
+from privet.data.owners import Key
 from privet.errors import InputError
 from privet.gradients import Engine
-from privet.noise import GaussianNoise, Noise, ScheduledNoise
+from privet.noise import GaussianNoise, Noise
 from privet.privacy import Budget, Ledger, Relation, Schedule, steps_of, warn_of_delta
 from privet.privacy.events import tally
 from privet.randomness import Randomness
-from privet.sampling import Holdings, PoissonSampling, Sampling, Users, UserSampling
+from privet.sampling import PoissonSampling, Sampling, Users, UserSampling
 from privet.training.checkpoint import Stateful
-from privet.training.drawing import Collate, Records
+from privet.training.drawing import GivenRecords
 from privet.training.folder import RunFolder, Saving
-from privet.training.identity import data_fingerprint, plain, rebuild
+from privet.training.identity import plain, rebuild
 from privet.training.optimizers import Average, is_planned
 from privet.training.performance import Performance
-from privet.training.plan import BudgetLimit, Plan
+from privet.training.plan import BudgetLimit, Calibration, Plan, check_ledger
 from privet.training.private import Private
 from privet.training.rehearsal import Checks, Isolation
 
@@ -190,19 +189,9 @@ def make_private(
     models = (model,) if isinstance(model, nn.Module) else tuple(model)
     optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     performance = performance if performance is not None else Performance()
-    source = _Source.of(dataset, users, sampling)
+    source = GivenRecords.of(dataset, users, sampling)
     size = public_size if public_size is not None else source.records
-    if sampling is None:
-        sampling = _poisson(batch_size if batch_size is not None else source.batch_size, size, source, public_size)
-    elif batch_size is not None:
-        raise InputError("Give either batch_size, for Poisson sampling, or sampling.")
-    elif public_size is not None and Relation.ADD_REMOVE not in sampling.relations:
-        raise InputError(
-            f"{type(sampling).__name__} takes the number of {sampling.unit}s as public: leave out public_size, or use "
-            f"PoissonSampling."
-        )
-    if source.users is not None and not isinstance(sampling, UserSampling):
-        sampling = UserSampling(sampling, source.users.most)
+    sampling = _sampling(sampling, batch_size, source, public_size)
     if epsilon is None and noise_multiplier is None:
         raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
     if steps is not None and epochs is not None:
@@ -219,9 +208,9 @@ def make_private(
         warn_of_delta(delta, size, ledger.unit)
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         if epochs is not None:
-            steps = _steps(epochs, size, batch_size if batch_size is not None else source.batch_size, sampling)
-        calibration = _Calibration(sampling, noise, budget, ledger)
-        steps, noise_multiplier = calibration.solve(steps, noise_multiplier, run.identity if run is not None else {})
+            steps = _steps(epochs, size, batch_size or source.batch_size, sampling)
+        calibration = Calibration(sampling, noise, budget, ledger)
+        steps, noise_multiplier = calibration.solve(steps, noise_multiplier, _stored(run))
         noises = calibration.made(noise_multiplier)
         assumptions = checks.assumptions
         if not fixed_beforehand and _follows_releases(ledger, run):
@@ -242,11 +231,10 @@ def make_private(
         }
         saving = None
         if run is not None:
-            identity = plain(settings) | source.identity
             # Another division into physical batches rounds differently, which does no harm to a release.
-            identity["physical_batch_size"] = physical if seed is not None else None
-            run.begin(identity, seeded=seed is not None)
-            saving = Saving(run, identity, performance.save_every, stateful or {})
+            divided = {"physical_batch_size": physical if seed is not None else None}
+            saving = Saving(run, plain(settings) | divided | source.identity, performance.save_every, stateful or {})
+            run.begin(saving.identity, seeded=seed is not None)
         private = Private(
             BudgetLimit(plan, ledger, delta, budget),
             Engine(whole, loss_reduction=loss_reduction, memory_budget=performance.memory_budget),
@@ -263,120 +251,6 @@ def make_private(
     return private
 
 
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """The records of a run, from the data set or the loader that was given.
-
-    Attributes:
-        dataset, batch_size, workers, collate: of a loader, its parts: batches are drawn by the plan, and not by the loader.
-        users: the examples of each user, where the user is the unit of privacy.
-    """
-
-    dataset: Any
-    batch_size: int | None
-    workers: int
-    collate: Collate | None
-    users: Holdings | None
-
-    @classmethod
-    def of(cls, dataset: Any, users: Users | Key | None, sampling: Sampling | None) -> _Source:
-        batch_size, workers, collate = None, 0, None
-        if isinstance(dataset, DataLoader):
-            batch_size, workers = dataset.batch_size, dataset.num_workers
-            collate = None if dataset.collate_fn is default_collate else dataset.collate_fn
-            dataset = dataset.dataset
-        if isinstance(dataset, IterableDataset) or not (
-            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        ):
-            raise InputError("The data set must be map-style (len and indexing): a stream cannot be Poisson-sampled.")
-        if users is None:
-            users = users_within(dataset)
-        found = None if users is None else Users.of(users)
-        if isinstance(sampling, UserSampling):
-            if found is None:
-                raise InputError("UserSampling draws users: give users=..., the user of each example.")
-            if isinstance(users, Users) and users.most != sampling.most:
-                raise InputError(
-                    f"users allows {users.most} examples of a user in a step, and sampling {sampling.most}: give one number."
-                )
-            found = replace(found, most=sampling.most)
-        return cls(dataset, batch_size, workers, collate, None if found is None else found.found_in(dataset))
-
-    @property
-    def unit(self) -> str:
-        return "record" if self.users is None else "user"
-
-    @property
-    def records(self) -> int:
-        """The number of records: examples, or users."""
-        return len(self.dataset if self.users is None else self.users)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Fingerprints of the records, by which a resumed run is recognized."""
-        found = {"data": data_fingerprint(self.dataset)}
-        return found if self.users is None else {**found, "users": self.users.fingerprint}
-
-    def loaded(self, size_is_public: bool, physical: int | None, workers: int | None) -> Records:
-        workers = self.workers if workers is None else workers
-        return Records(self.dataset, size_is_public, physical, workers, self.collate, self.users)
-
-
-@dataclass(frozen=True, eq=False)
-class _Calibration:
-    """Finds the noise and the number of steps of a plan that are not given, from the budget that the ledger leaves."""
-
-    sampling: Sampling
-    noise: Callable[[float], Noise]
-    budget: Budget | None
-    ledger: Ledger
-
-    def solve(
-        self, steps: int | None, multiplier: float | Schedule | None, stored: Mapping[str, Any]
-    ) -> tuple[int, float | Schedule]:
-        """The steps and the noise multiplier; a run that is continued takes them from its `stored` identity."""
-        if stored:
-            steps = stored["plan"]["steps"] if steps is None else steps
-            multiplier = rebuild(stored["noise_multiplier"]) if multiplier is None else multiplier
-        if isinstance(multiplier, Schedule):
-            return multiplier.steps if steps is None else steps, multiplier
-        if steps is None and (multiplier is None or self.budget is None):
-            raise InputError("Give either epochs or steps.")
-        if steps is None:
-            assert multiplier is not None
-            if not (self.noise is GaussianNoise and self._is_poisson):
-                raise InputError(
-                    "Give either epochs or steps: they are computed from the budget for Poisson sampling and Gaussian noise only."
-                )
-            steps = self._left.steps(self.sampling.rate, multiplier)
-        if multiplier is None:
-            multiplier = self._least(steps)
-        return steps, multiplier
-
-    def made(self, multiplier: float | Schedule) -> Noise:
-        if not isinstance(multiplier, Schedule):
-            return self.noise(multiplier)
-        if self.noise is not GaussianNoise:
-            raise InputError("A schedule of noise is one of Gaussian noise: give noise_multiplier as a number.")
-        return ScheduledNoise(multiplier)
-
-    def _least(self, steps: int) -> float:
-        """The least noise multiplier within the budget."""
-        if self.noise is GaussianNoise and self._is_poisson:
-            return self._left.noise_multiplier(self.sampling.rate, steps)
-        return self._left.least(lambda x: self.sampling.event(self.noise(x).event()) * steps, what="noise multiplier")
-
-    @property
-    def _left(self) -> Budget:
-        assert self.budget is not None
-        return self.budget.after(self.ledger, fixed_beforehand=True)
-
-    @property
-    def _is_poisson(self) -> bool:
-        drawn = self.sampling.users if isinstance(self.sampling, UserSampling) else self.sampling
-        return isinstance(drawn, PoissonSampling)
-
-
 def _with_moved(performance: Performance | None, moved: Mapping[str, Any]) -> Performance:
     for name in moved:
         if performance is not None and getattr(performance, name) is not None:
@@ -384,7 +258,25 @@ def _with_moved(performance: Performance | None, moved: Mapping[str, Any]) -> Pe
     return replace(performance or Performance(), **moved)
 
 
-def _poisson(batch_size: int | None, size: int, source: _Source, public_size: int | None) -> PoissonSampling:
+def _sampling(
+    sampling: Sampling | None, batch_size: int | None, source: GivenRecords, public_size: int | None
+) -> Sampling:
+    if sampling is None:
+        sampling = _poisson(source.batch_size if batch_size is None else batch_size, source, public_size)
+    elif batch_size is not None:
+        raise InputError("Give either batch_size, for Poisson sampling, or sampling.")
+    elif public_size is not None and Relation.ADD_REMOVE not in sampling.relations:
+        raise InputError(
+            f"{type(sampling).__name__} takes the number of {sampling.unit}s as public: leave out public_size, or use "
+            f"PoissonSampling."
+        )
+    if source.users is None or isinstance(sampling, UserSampling):
+        return sampling
+    return UserSampling(sampling, source.users.most)
+
+
+def _poisson(batch_size: int | None, source: GivenRecords, public_size: int | None) -> PoissonSampling:
+    size = public_size if public_size is not None else source.records
     if batch_size is None:
         raise InputError(f"Give batch_size, the expected number of {source.unit}s in a step.")
     if not 1 <= batch_size <= size:
@@ -432,8 +324,15 @@ def _ledger(run: RunFolder | None, ledger: Ledger | None, sampling: Sampling) ->
     found = run.ledger if run is not None else ledger
     if found is None:
         return Ledger(relation=sampling.relations[0], unit=sampling.unit)
-    found.require_unit(sampling.unit)
+    check_ledger(sampling, found)
     return found
+
+
+def _stored(run: RunFolder | None) -> dict[str, Any]:
+    """The steps and the noise multiplier of a run that is continued."""
+    if run is None or not run.identity:
+        return {}
+    return {"steps": run.identity["plan"]["steps"], "noise_multiplier": rebuild(run.identity["noise_multiplier"])}
 
 
 def _follows_releases(ledger: Ledger, run: RunFolder | None) -> bool:

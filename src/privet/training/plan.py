@@ -1,19 +1,20 @@
-"""The plan of a run, from which its privacy event follows, and the budget that no step may exceed."""
+"""The plan of a run, from which its privacy event follows; its calibration; and the budget that no step may exceed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from privet.clipping import Clipping, ScheduledClipping, State
 from privet.errors import InputError, PrivetError
-from privet.noise import Noise, ScheduledNoise
+from privet.noise import GaussianNoise, Noise, ScheduledNoise
 from privet.privacy import Assumed, Budget, Event, Ledger, Schedule, Spent
 from privet.privacy.events import composed
-from privet.sampling import Sampling
+from privet.sampling import PoissonSampling, Sampling, UserSampling
 
 
 class BudgetExhausted(PrivetError):  # noqa: N818 - a name that reads as what happened
@@ -83,20 +84,21 @@ class Plan:
         """The event of the whole plan."""
         return self.events(0, self.steps)
 
-    def check_ledger(self, ledger: Ledger) -> None:
-        """Raise unless the ledger's relation and unit are those that the plan protects."""
-        ledger.require_unit(self.sampling.unit)
-        if ledger.relation not in self.sampling.relations:
-            way = self.sampling.relations[0]
-            raise InputError(
-                f"{type(self.sampling).__name__} is accounted for neighbors that {way.describe(self.sampling.unit)}, and the "
-                f"ledger is for neighbors that {ledger.relation.describe(ledger.unit)}: start it with "
-                f"Ledger(relation={way.value!r}), or use PoissonSampling."
-            )
-
     def _check(self, what: str, schedule: Schedule) -> None:
         if schedule.steps != self.steps:
             raise InputError(f"The schedule of the {what} has {schedule.steps} steps, and the plan has {self.steps}.")
+
+
+def check_ledger(sampling: Sampling, ledger: Ledger) -> None:
+    """Raise unless the ledger has the unit and a relation for which the sampling is accounted."""
+    ledger.require_unit(sampling.unit)
+    if ledger.relation not in sampling.relations:
+        way = sampling.relations[0]
+        raise InputError(
+            f"{type(sampling).__name__} is accounted for neighbors that {way.describe(sampling.unit)}, and the "
+            f"ledger is for neighbors that {ledger.relation.describe(ledger.unit)}: start it with "
+            f"Ledger(relation={way.value!r}), or use PoissonSampling."
+        )
 
 
 class BudgetLimit:
@@ -152,3 +154,59 @@ class BudgetLimit:
     def spent(self) -> Spent:
         """The cost of everything in the ledger, by the budget's accountant."""
         return self.ledger.spent(self.delta, self.budget.accountant if self.budget is not None else "pld")
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Finds the noise and the number of steps of a plan that are not given, from the budget that the ledger leaves."""
+
+    sampling: Sampling
+    noise: Callable[[float], Noise]
+    budget: Budget | None
+    ledger: Ledger
+
+    def solve(
+        self, steps: int | None, multiplier: float | Schedule | None, stored: Mapping[str, Any]
+    ) -> tuple[int, float | Schedule]:
+        """The steps and the noise multiplier; a run that is continued takes them from its `stored` settings."""
+        if stored:
+            steps = stored["steps"] if steps is None else steps
+            multiplier = stored["noise_multiplier"] if multiplier is None else multiplier
+        if isinstance(multiplier, Schedule):
+            return multiplier.steps if steps is None else steps, multiplier
+        if steps is None and (multiplier is None or self.budget is None):
+            raise InputError("Give either epochs or steps.")
+        if steps is None:
+            assert multiplier is not None
+            if not (self.noise is GaussianNoise and self._is_poisson):
+                raise InputError(
+                    "Give either epochs or steps: they are computed from the budget for Poisson sampling and Gaussian noise only."
+                )
+            steps = self._left.steps(self.sampling.rate, multiplier)
+        if multiplier is None:
+            multiplier = self._least(steps)
+        return steps, multiplier
+
+    def made(self, multiplier: float | Schedule) -> Noise:
+        """The noise with this multiplier."""
+        if not isinstance(multiplier, Schedule):
+            return self.noise(multiplier)
+        if self.noise is not GaussianNoise:
+            raise InputError("A schedule of noise is one of Gaussian noise: give noise_multiplier as a number.")
+        return ScheduledNoise(multiplier)
+
+    def _least(self, steps: int) -> float:
+        """The least noise multiplier within the budget."""
+        if self.noise is GaussianNoise and self._is_poisson:
+            return self._left.noise_multiplier(self.sampling.rate, steps)
+        return self._left.least(lambda x: self.sampling.event(self.noise(x).event()) * steps, what="noise multiplier")
+
+    @property
+    def _left(self) -> Budget:
+        assert self.budget is not None
+        return self.budget.after(self.ledger, fixed_beforehand=True)
+
+    @property
+    def _is_poisson(self) -> bool:
+        drawn = self.sampling.users if isinstance(self.sampling, UserSampling) else self.sampling
+        return isinstance(drawn, PoissonSampling)

@@ -30,7 +30,7 @@ from privet.training.optimizers import (
     release,
     unguard,
 )
-from privet.training.plan import BudgetLimit
+from privet.training.plan import BudgetLimit, check_ledger
 from privet.training.rehearsal import (
     FEWEST,
     MOST,
@@ -494,7 +494,7 @@ class Private:
                 "A training step releases one sum, which does not show the size of its batch, so padding protects nothing here: "
                 "give sampling=PoissonSampling(rate) instead of a padded one."
             )
-        self.plan.check_ledger(self.ledger)
+        check_ledger(self.plan.sampling, self.ledger)
         self._records.check(self.plan)
 
     def _check_used(self) -> None:
