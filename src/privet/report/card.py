@@ -205,6 +205,7 @@ def front_matter(record: RunRecord, card: dict[str, Any]) -> str:
     facts["privacy"] = {
         name: card["privacy"][name]
         for name in (
+            "standing",
             "statement",
             "epsilon",
             "delta",

@@ -116,10 +116,15 @@ def data(record: RunRecord, spent: Spent) -> str:
 
 
 def not_for_release(record: RunRecord) -> str:
-    """A sentence about a run that must not be released; empty where nothing speaks against it."""
-    if not record.seeded:
-        return ""
-    return "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
+    """Why the run must not be released, in a sentence or two; empty where nothing speaks against it."""
+    said = []
+    if any(audit.refuted for audit in record.audits):
+        said.append("NOT FOR RELEASE: an audit refutes the statement of this run.")
+    if record.seeded:
+        said.append(
+            "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
+        )
+    return " ".join(said)
 
 
 def accuracy_interval(record: RunRecord) -> Interval | None:
