@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 Show = Callable[[Sequence["Lane"]], None]
 WIDE = 150
-MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected", "refuted": "✗ refuted"}
+MARKS = {
+    "proved": "✓ proved",
+    "assumed": "≈ assumed",
+    "claimed": "✗ claimed",
+    "open": "! unprotected",
+    "refuted": "✗ refuted",
+}
 VACUOUS_MARKS = {"proved": "∅ proved, vacuous", "assumed": "∅ assumed, vacuous", "claimed": "✗ claimed, vacuous"}
 
 

@@ -72,7 +72,7 @@ AUDIT = {
     "release": _way("the audit of a release before training", _AUDIT, _POWER, "noise delta"),
 }
 
-_REPRODUCE = f"{OUTPUT} recipe out"
+_REPRODUCE = f"{OUTPUT} recipe"
 _OWN_LINES = {"epsilon": "it states its own budgets", "method": "it states its own methods"}
 REPRODUCE = {
     "all": _way("--all", OUTPUT, "every no_run out results seeds delta"),
@@ -82,15 +82,16 @@ REPRODUCE = {
         "every no_run out results",
         why_not=dict.fromkeys(("seeds", "delta"), "nothing is run"),
     ),
-    "reversal": _way("wang-reversal", _REPRODUCE, "image"),
-    "comparison": _way(
-        "a comparison",
+    "reversal": _way("wang-reversal", _REPRODUCE, "out image"),
+    "formulas": _way("a table of formulas", _REPRODUCE),
+    "quarters": _way(
+        "a table of attacked networks",
         _REPRODUCE,
-        "records line seeds results",
+        "out records line seeds results",
         why_not=_OWN_LINES | {"delta": "it states its own delta"},
     ),
-    "students": _way("a table of students", _REPRODUCE, "line epsilon delta seeds results"),
-    "recipe": _way("a recipe", _REPRODUCE, "epsilon method delta seeds results"),
+    "students": _way("a table of students", _REPRODUCE, "out line epsilon delta seeds results"),
+    "accuracy": _way("a table of accuracies", _REPRODUCE, "out epsilon method delta seeds results"),
 }
 
 REPORT = {

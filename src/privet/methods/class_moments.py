@@ -359,7 +359,7 @@ class ScatteringTeacher:
             features.with_inputs(rows),
             batch_size=lot,
             public_size=number,
-            physical_batch_size=fits if fits < lot else None,
+            performance=Performance(physical_batch_size=fits if fits < lot else None),
             steps=self.steps,
             epsilon=order.epsilon,
             delta=order.delta,

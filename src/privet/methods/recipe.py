@@ -96,16 +96,6 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Published:
-    """A figure to stand beside ours, and why ours differs, where it does."""
-
-    epsilon: float
-    accuracy: float
-    by: str
-    differs: str = ""
-
-
-@dataclass(frozen=True)
 class Recipe:
     """One file of the folder of recipes."""
 
@@ -119,11 +109,6 @@ class Recipe:
     settings: dict[str, float]
     budgets: tuple[dict[str, float], ...]
     origins: dict[str, Origin]
-    published: tuple[Published, ...] = ()
-    methods: tuple[str, ...] = ("dpsgd",)
-    """The methods that `privet reproduce` compares by it."""
-    differs: str = ""
-    """In what the whole differs from the publication that it follows."""
 
     def __post_init__(self) -> None:
         if not self.budgets or not all(row.get("epsilon", 0) > 0 for row in self.budgets):
@@ -139,11 +124,6 @@ class Recipe:
     def epsilons(self) -> tuple[float, ...]:
         """The budgets that the recipe was made for."""
         return tuple(row["epsilon"] for row in self.budgets)
-
-    def published_near(self, epsilon: float) -> Published | None:
-        """The published figure nearest to a budget, if there is one within a tenth of it."""
-        near = [p for p in self.published if abs(p.epsilon / epsilon - 1) <= 0.1]
-        return min(near, key=lambda p: abs(p.epsilon - epsilon), default=None)
 
     def with_arguments(self, **arguments: int) -> Recipe:
         """The same recipe with other arguments of its model."""

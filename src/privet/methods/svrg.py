@@ -184,12 +184,12 @@ def train(
             snapshot = copy.deepcopy(model)
             whole = Step(plan.snapshots, kept.step // plan.every, randomness)
             for part in _parts(whole.sample(len(records)), physical_batch_size):
-                whole.add(gradients(snapshot, part), plan.snapshots.clipping)
+                whole.add(gradients(snapshot, part), snapshot_state)
             level = whole.release(kept.recorder(f"snapshot {kept.step}")).gradients
             for number in plan.block(kept.step):
                 step = Step(plan.differences, number, randomness)
                 for part in _parts(step.sample(len(records)), physical_batch_size):
-                    step.add(Difference(gradients(model, part), gradients(snapshot, part)), plan.differences.clipping)
+                    step.add(Difference(gradients(model, part), gradients(snapshot, part)), state)
                 released = step.release(kept.recorder(step_name(number))).gradients
                 for name, parameter in parameters.items():
                     parameter.grad = released[name] + level[name]

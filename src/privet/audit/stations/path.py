@@ -87,7 +87,7 @@ def own_stations() -> tuple[Station, ...]:
             linear,
             short(),
             one(),
-            settings={"physical_batch_size": 1},
+            settings={"performance": Performance(physical_batch_size=1)},
         ),
         Training(
             "moved clipping norm",

@@ -248,7 +248,7 @@ def model_stations() -> tuple[Station, ...]:
             one(),
             noise=1.0,
             rate=0.5,
-            settings={"physical_batch_size": 1},
+            settings={"performance": Performance(physical_batch_size=1)},
             public_loss=lambda model: 10 * model(torch.eye(4)[1:2]).sum(),
         ),
         Training(
