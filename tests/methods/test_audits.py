@@ -3,15 +3,13 @@
 import pytest
 
 from privet.audit import recorded
-from privet.methods import release
-from privet.methods.audits_published_noise import published_noise_in
-from privet.methods.audits_votes import votes_in
+from privet.methods import ledger_audits, release
 from privet.methods.voting import noisy_counts
 from privet.noise import PublishedShapeNoise
 from privet.privacy import Gaussian, Ledger, PoissonSampled
 from privet.privacy.events import NoisyTopCount, NoisyVotes
 
-METHODS = (votes_in, published_noise_in)
+METHODS = ledger_audits()
 
 
 def ledger(*events) -> Ledger:
