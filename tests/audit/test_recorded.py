@@ -22,6 +22,11 @@ def test_a_whole_training_is_audited_beside_its_step():
     assert one.name == "One step of DP-SGD, flat clipping"
     assert whole.name == "DP-SGD, 4 steps"
     assert not one.refuted and not whole.refuted
+    for audit in (one, whole):
+        assert audit.verdict.startswith("consistent for the parts that were audited")
+        assert audit.not_audited == "the run's clipping and model"
+    assert one.audited == "the noise and the sampling rate in the ledger"
+    assert whole.audited == "the noise, the sampling rate and the number of steps in the ledger"
 
 
 def test_of_single_releases_the_one_with_the_least_noise_is_audited():
@@ -35,7 +40,7 @@ def test_of_single_releases_the_one_with_the_least_noise_is_audited():
     ("event", "name"),
     [(PureEpsilon(2.0), "One step, grouped L2 noise"), (IsotropicL2(0.5, 8), "One step, isotropic L2 noise")],
 )
-def test_optimised_noise_is_audited_at_its_own_cost(event, name):
+def test_optimized_noise_is_audited_at_its_own_cost(event, name):
     (one,) = recorded(ledger(event), 1e-5, draws=4000)
     assert one.name == name
     assert not one.refuted

@@ -3,14 +3,13 @@
 import pytest
 
 from privet.audit import recorded
-from privet.methods.optimized_noise import published_noise_in
-from privet.methods.voting import votes_in
+from privet.methods import audit_release, ledger_audits
 from privet.methods.voting import noisy_counts
 from privet.noise import PublishedShapeNoise
 from privet.privacy import Gaussian, Ledger, PoissonSampled
 from privet.privacy.events import NoisyTopCount, NoisyVotes
 
-METHODS = (votes_in, published_noise_in)
+METHODS = ledger_audits()
 
 
 def ledger(*events) -> Ledger:
@@ -47,3 +46,9 @@ def test_optimized_noise_as_published_is_refuted_by_its_own_code():
 def test_a_ledger_without_anything_of_a_method_is_audited_by_its_steps():
     (one,) = recorded(ledger(Gaussian(1.0)), 1e-5, draws=400, contributed=METHODS)
     assert one.name == "One noisy sum"
+
+
+@pytest.mark.parametrize("kind", ["mean", "second-moment"])
+def test_releases_before_training_are_consistent(kind: str):
+    found = audit_release(kind, draws=3000)
+    assert 0.7 * found.claimed_epsilon < found.lower_bound <= found.claimed_epsilon

@@ -17,11 +17,15 @@ from scipy import optimize, special
 from privet.errors import InputError
 from privet.privacy import Event, Gaussian, PaddedPoisson, PoissonSampled, accountant_named
 from privet.privacy.accountants.gdp import gdp_epsilon
-from privet.privacy.events import Under, composed
+from privet.privacy.events import Under, composed, tally
 
 Array = NDArray[np.float64]
-LEAST_NOISE_FACTOR, MOST_NOISE_FACTOR = 1 / 64, 64.0
+FACTORS = 1 / 64, 64.0
 """Between these factors `ClaimedForm` looks for the least reduction of the noise."""
+FEW_EVENTS = 10
+"""More different events than this are rounded to fewer."""
+LEAST_NOISE = 0.15
+"""It does not look below this noise multiplier: there the record is always seen, and computing the profile takes long."""
 
 
 @dataclass(frozen=True)
@@ -206,13 +210,14 @@ class ClaimedForm:
         fnr, fpr = (float(rate) for rate in rates)
         if fnr + fpr >= 1:
             return 0.0
-        low, high = LEAST_NOISE_FACTOR, 1.0
-        while high < MOST_NOISE_FACTOR and not self._allows(high, fnr, fpr):
-            low, high = high, 2 * high
-        while high > 1.002 * low:
+        low, high = FACTORS[0], 1.0
+        most = min(FACTORS[1], max(1.0, _least_noise(self.event) / LEAST_NOISE))
+        while high < most and not self._allows(high, fnr, fpr):
+            low, high = high, min(2 * high, most)
+        while high > 1.01 * low:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if self._allows(middle, fnr, fpr) else (middle, high)
-        if low == LEAST_NOISE_FACTOR:
+        if low == FACTORS[0]:
             return 0.0
         # The accountant bounds from above, to one part in ten thousand: subtract that again.
         return accountant_named("pld").epsilon(_with_less_noise(self.event, low), self.delta) * (1 - 3e-4)
@@ -223,7 +228,7 @@ class ClaimedForm:
     def _allows(self, times: float, fnr: float, fpr: float) -> bool:
         """Whether the claimed events, with noise that is `times` smaller, allow error rates as low as these."""
         epsilons = np.linspace(0.0, -math.log(min(fnr, fpr)), 60)
-        deltas = accountant_named("pld").deltas(_with_less_noise(self.event, times), epsilons)
+        deltas = accountant_named("pld").deltas(_with_less_noise(self.event, times, FEW_EVENTS), epsilons)
         seen = np.maximum(1 - fnr - np.exp(epsilons) * fpr, 1 - fpr - np.exp(epsilons) * fnr)
         return bool((seen <= deltas).all())
 
@@ -287,19 +292,38 @@ def sampled_gaussian_epsilon(rate: float, mu: float, delta: float) -> float:
     return accountant_named("pld").epsilon(PoissonSampled(rate, Gaussian(1 / mu)), delta) * (1 - 3e-4)
 
 
-def _with_less_noise(event: Event, times: float) -> Event:
-    """The same (sampled) Gaussian events with noise that is `times` smaller."""
-    return composed(*(_less_noise(leaf, times) * count for leaf, count in event.leaves()))
+def _with_less_noise(event: Event, times: float, most: float = math.inf) -> Event:
+    """The same (sampled) Gaussian events with noise that is `times` smaller.
+
+    If there are more than `most` different ones, their noise is rounded down to powers of 1.05: the profile is a little too high,
+    and much faster to compute.
+    """
+    leaves = tally(event)
+    base = 1.05 if len(leaves) > most else None
+    return composed(*(_less_noise(leaf, times, base) * count for leaf, count in leaves))
 
 
-def _less_noise(event: Event, times: float) -> Event:
+def _less_noise(event: Event, times: float, base: float | None) -> Event:
     if isinstance(event, Gaussian):
-        return Gaussian(event.noise_multiplier / times)
+        sigma = event.noise_multiplier
+        rounded = sigma if base is None else base ** math.floor(math.log(sigma, base))
+        return Gaussian(rounded / times)
     if isinstance(event, Under):
-        return _less_noise(event.event, times)
+        return _less_noise(event.event, times, base)
     if isinstance(event, PoissonSampled | PaddedPoisson):
-        return replace(event, event=_less_noise(event.event, times))
+        return replace(event, event=_less_noise(event.event, times, base))
     raise InputError(f"A bound by the claimed form is for (sampled) Gaussian events, not for {type(event).__name__}.")
+
+
+def _least_noise(event: Event) -> float:
+    """The least noise multiplier of (sampled) Gaussian events."""
+    found = math.inf
+    for inner, _ in tally(event):
+        while isinstance(inner, Under | PoissonSampled | PaddedPoisson):
+            inner = inner.event
+        if isinstance(inner, Gaussian):
+            found = min(found, inner.noise_multiplier)
+    return found
 
 
 def _error_rates(caught: ArrayLike, members: int, accused: ArrayLike, others: int, level: float) -> tuple[Array, Array]:

@@ -260,16 +260,15 @@ class Directions(nn.Module):
     def directions(self, count: int) -> Tensor:
         """As many unit gradients, orthogonal to each other: the n-th has coordinate n of the parameters and no other one.
 
-        Of k parameters, one in k + 1 gradients is in all of them, and the others are in a single one each: so a clipping that
-        forgets a parameter shows.
+        Half of them are in all parameters that have the coordinate, and the others in a single one each: a clipping that forgets
+        a parameter shows.
         """
-        rows, start, kinds = torch.zeros(count, sum(self.sizes)), 0, len(self.sizes) + 1
-        for number, size in enumerate(self.sizes):
-            place = torch.arange(min(size, count))
-            kind = place % kinds
-            used = place[(kind == 0) | (kind == number + 1)]
-            rows[used, start + used] = 1.0
-            start += size
+        rows = torch.zeros(count, sum(self.sizes))
+        starts = [sum(self.sizes[:number]) for number in range(len(self.sizes))]
+        for row in range(count):
+            places = [start + row for start, size in zip(starts, self.sizes, strict=True) if row < size]
+            alone = row // 2 % max(len(places), 1)
+            rows[row, places if row % 2 == 0 else places[alone : alone + 1]] = 1.0
         return _unit(rows)
 
     def canaries(self) -> Tensor:

@@ -80,10 +80,10 @@ def training(
     for number in range(steps):
         if course.moves or not shifts:
             shifts = _shifts(course, subject, canaries)
-        sigma = course.noise_multiplier
+        sigma, stated = course.noise_multiplier, course.rate
         batch = [data[place] for place in course.sample(len(data))]
         released = course.advance(course.sum(subject, batch), ledger)
-        scores += _log_likelihood_ratios(released, shifts, sigma, course.rate, canaries)
+        scores += _log_likelihood_ratios(released, shifts, sigma, stated, canaries)
         if progress is not None:
             progress(f"Auditing: {name}", number + 1, steps)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(canaries))

@@ -26,6 +26,7 @@ from privet.methods.table_moments import TableMoments
 from privet.models import scattering_linear
 from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import Randomness, before_training
+from privet.training import Performance
 
 _SLANT_WEIGHT = 4.0
 """What a slant counts beside pixels."""

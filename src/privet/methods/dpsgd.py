@@ -22,7 +22,7 @@ from privet.models.on_features import OnFeatures
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger
 from privet.sampling import PoissonSampling
-from privet.training import BudgetExhausted, Plan, Private, make_private
+from privet.training import BudgetExhausted, Performance, Plan, Private, make_private
 from privet.training.logs import OnStep as OnStep
 from privet.training.logs import StepReport
 
@@ -299,7 +299,7 @@ class RecipeMethod(Method):
             "on_step": context.on_step,
             "measure_every": max(1, round(steps * batch / records / _ENTRIES)),
             "batch_size": batch,
-            "physical_batch_size": _physical(prepared.train, batch),
+            "performance": Performance(physical_batch_size=_physical(prepared.train, batch)),
             "steps": steps,
             "epsilon": task.epsilon,
             # Noise that a paper states: the budget then ends the training.

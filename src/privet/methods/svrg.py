@@ -182,6 +182,7 @@ def train(
         kept.begin(data_fingerprint(records))
         while kept.allows(plan.block(kept.step)):
             snapshot = copy.deepcopy(model)
+            snapshot_state, state = plan.snapshots.init(parameters), plan.differences.init(parameters)
             whole = Step(plan.snapshots, kept.step // plan.every, randomness)
             for part in _parts(whole.sample(len(records)), physical_batch_size):
                 whole.add(gradients(snapshot, part), snapshot_state)

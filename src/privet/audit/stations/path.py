@@ -16,6 +16,7 @@ from privet.audit.stations.training import LOUD, Padded, Training, Twins, WithBu
 from privet.clipping import AdaptiveClipping
 from privet.data import Dataset, Split, with_test_records
 from privet.privacy import Schedule
+from privet.training import Performance
 
 
 def _momentum(model: nn.Module) -> Optimizer:
@@ -23,7 +24,7 @@ def _momentum(model: nn.Module) -> Optimizer:
 
 
 def _turning(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    """The gradient of a record turns round in each step, as that of a record that was fitted does."""
+    """The gradient of a record changes its sign in each step, as that of a fitted record may."""
     return plain_loss(model, x, step) * (-1.0) ** step
 
 
@@ -32,7 +33,7 @@ def _viewed(model: nn.Module, x: Tensor, step: int) -> Tensor:
 
 
 def own_stations() -> tuple[Station, ...]:
-    """The parts of the library's own path: a sound library trains here, and is not refuted."""
+    """The library's own stations of that kind; see `privet.audit.stations.path_stations` for all."""
     root2 = math.sqrt(0.5)
     return (
         Training("one step", "too little noise, or a record that counts more than once", linear, short(), one()),
@@ -170,10 +171,10 @@ def own_stations() -> tuple[Station, ...]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The split of a private file: one more record must move no other one into or out of the training part."""
+    """The split of a private file: another record must not move any record into or out of the training part."""
 
     name: str = "the split of a file"
-    looks_for: str = "a hold-out that another record moves"
+    looks_for: str = "a split that another record changes"
     effort: float = 0.05
 
     def claimed(self) -> Claimed:
@@ -192,7 +193,7 @@ class HeldOut:
         )
         parts = [_training_part(one) for one in (file, more)]
         moved = len((parts[0] ^ parts[1]) - {(2.0, 2.0)})
-        return Seen(faults=(f"one more record moved {moved} others of 60",) if moved else ())
+        return Seen(faults=(f"another record moved {moved} of 60 records",) if moved else ())
 
 
 def _training_part(file: Split) -> set[tuple[float, ...]]:

@@ -30,13 +30,14 @@ from privet.audit.stations.training import (
     short,
 )
 from privet.clipping import EllipticalClipping
+from privet.training import Performance
 
 # --- records that are mixed, in a model or around it ------------------------------------------------------------------
 
 _NEAR, _ALIKE = 0.2 * torch.ones(6, 4), LOUD * F.one_hot(torch.zeros(6, dtype=torch.int64), 4).float()
-"""Records that mixing leaves below the clipping norm, and records far above it."""
+"""Records that are below the clipping norm after mixing, and records far above it."""
 _AGAINST, _ALL, _ABOVE = [-LOUD, 0.0, 0.0, 0.0, -1.0], [-LOUD] * 4 + [1.0], [LOUD] * 4 + [1.0]
-"""The record: against the others in one direction, in all directions, and above them."""
+"""The canary: against the others in one direction, against them in all directions, and above them."""
 
 Mix = Callable[[Tensor], Tensor]
 _MIXES: tuple[tuple[str, Mix, Tensor, list[float]], ...] = (
@@ -60,7 +61,7 @@ _MIXES: tuple[tuple[str, Mix, Tensor, list[float]], ...] = (
     ("roll", lambda h: torch.roll(h, 1, 0), _ALIKE, _AGAINST),
     ("flip", lambda h: h.flip(1, 0), _ALIKE, _AGAINST),
 )
-"""What mixes the records of a batch inside a model, and the records on which it shows."""
+"""Operations that mix the records of a batch inside a model, and records on which this shows."""
 
 
 def mixed_inside() -> tuple[Station, ...]:
@@ -110,7 +111,7 @@ def _mixup(model: nn.Module, x: Tensor, step: int) -> Tensor:
 
 
 def mixed_outside() -> tuple[Station, ...]:
-    """In these losses and loops the model keeps the records apart, and the user's code does not."""
+    """In these losses and loops the model keeps records apart, and the user's code does not."""
     targets = torch.cat([_NEAR, torch.ones(6, 1)], dim=1)
     far, against = torch.tensor([0.0, 0.0, 0.0, 0.0, LOUD]), torch.tensor(_AGAINST)
     losses: tuple[tuple[str, Loss, Tensor, Tensor], ...] = (
@@ -139,7 +140,7 @@ def mixed_outside() -> tuple[Station, ...]:
 
 
 def _masked(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    """The mean over the positions that count, of which each record has as many as it likes."""
+    """The mean over the positions that count; each record decides how many of its positions count."""
     each = model(x[..., :4]).squeeze(-1)
     mean: Tensor = each[x[..., 4] > 0].mean()
     return mean
@@ -166,7 +167,7 @@ def _unfreeze(model: nn.Module, optimizer: Optimizer, step: int) -> None:
 
 
 def _second_optimizer(model: nn.Module, optimizer: Optimizer, step: int) -> None:
-    """Another optimizer steps on what the last backward pass left."""
+    """Another optimizer steps on the gradients that the last backward pass left."""
     layer = model.get_submodule("late").requires_grad_(True)
     if not hasattr(optimizer, "companion"):
         optimizer.companion = SGD(layer.parameters(), lr=1.0)  # type: ignore[attr-defined]
@@ -178,7 +179,7 @@ def _train_mode(model: nn.Module, optimizer: Optimizer, step: int) -> None:
 
 
 def model_stations() -> tuple[Station, ...]:
-    """What a user's model, loss or loop may do: a sound library does it right or refuses it."""
+    """Models, losses and loops that a user may write: a sound library handles them correctly or refuses them."""
     cancels = cancelling()
     width = cancels.shape[1] // 2
     counted = torch.zeros(1, 8, 5)
@@ -242,7 +243,7 @@ def model_stations() -> tuple[Station, ...]:
         ),
         Training(
             "public loss",
-            "a loss without records that joins once for each physical batch, and tells how many there are",
+            "a loss without records that is added once for each physical batch, and reveals how many there are",
             linear,
             torch.zeros(0, 4),
             one(),
@@ -253,7 +254,7 @@ def model_stations() -> tuple[Station, ...]:
         ),
         Training(
             "batch statistics in a buffer",
-            "a buffer into which the model writes what it sees",
+            "a buffer into which the model writes batch statistics",
             lambda: WithBuffer(counting=True),
             short(),
             one(),
