@@ -37,6 +37,21 @@ def squared_norms(rows: Tensor) -> Tensor:
     return found
 
 
+def summed_squared_norms(rows: Tensor, owners: Tensor, records: int) -> Tensor:
+    """For each record the squared norm of all rows that it owns, as float64, with the guarantees of `squared_norms`.
+
+    Tiny rows need no second look where others of the record are larger: only the sum has to be right.
+    """
+    flat = flat_rows(rows)
+    found = torch.zeros(records, dtype=torch.float64, device=rows.device).index_add_(0, owners, _fast(flat))
+    doubtful = ~((found > _SMALLEST) & (found < math.inf))
+    again = doubtful[owners].nonzero().squeeze(1)
+    if len(again):
+        found[doubtful] = 0.0
+        found.index_add_(0, owners[again], _exact(flat, again))
+    return found
+
+
 def scaled_squared_norms(rows: Tensor, scale: Tensor) -> Tensor:
     """The squared norm of each ``rows[i] * scale``, as float64; the products are taken in float64 too."""
     flat, factors = flat_rows(rows), scale.reshape(-1).double()

@@ -124,6 +124,7 @@ class PerExampleGradients:
                 self._spent, self.uses, self._groups, self._formed_again = True, (), (), []
             while uses:
                 use = uses.popleft()
+                use.weighed_alike = len(once) == 1
                 self._add_weighted(use, [slot for slot in use.slots if (use, slot) not in done], scaled, total)
                 if last:
                     del self._sources[use], use

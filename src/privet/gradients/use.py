@@ -43,6 +43,8 @@ class Use:
     """The names of the attributes whose first dimension is the record: what a rule keeps until the weights are known."""
     chunk_bytes = CHUNK_BYTES
     """How much `form` forms at a time. The norms and the sum take the same chunks, so that they see the same numbers."""
+    weighed_alike = False
+    """Whether the weighted sum that is being taken has the same weights for all parameters of all uses."""
 
     def __init__(self, module: str, records: int, slots: dict[str, Tensor]) -> None:
         self.module = module

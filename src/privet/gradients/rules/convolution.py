@@ -125,17 +125,18 @@ class Convolution(Use):
         return canonical(tensor, stride, self.records).flatten(1, 2)
 
     def _pieces(self) -> Iterable[tuple[slice, Instances]]:
-        """The gradients of the weight for slices of the records. Every pass over them has the same numbers."""
-        return self._formed(self.chunks(_PASSING_BYTES)) if self.instances is None else self.instances
+        """The gradients of the weight for slices of the records, each valid until the next one is asked for. Every pass over
+        them has the same numbers."""
+        return self._formed(self.chunks(_PASSING_BYTES), passing=True) if self.instances is None else self.instances
 
-    def _formed(self, slices: Iterable[slice]) -> Iterator[tuple[slice, Instances]]:
+    def _formed(self, slices: Iterable[slice], *, passing: bool = False) -> Iterator[tuple[slice, Instances]]:
         assert self.x is not None and self.grad is not None
         x, grad, geometry = self.x, self.grad, self.geometry
         if self.method not in _GRAMS and goes_by_groups(x, grad, geometry):
             yield from ((chunk, by_groups(x[chunk], grad[chunk], geometry)) for chunk in slices)
         else:
             patches = Patches(x, grad, geometry)
-            yield from ((chunk, patches.instances(chunk)) for chunk in slices)
+            yield from ((chunk, patches.instances(chunk, passing=passing)) for chunk in slices)
 
     def instantiate(self, rows: slice) -> dict[str, Tensor]:
         found = {}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import cached_chunks, squared_norms
+from privet.gradients.norms import cached_chunks, squared_norms, summed_squared_norms
 from privet.gradients.operation import REFUSED, Operation, operation
 from privet.gradients.rules.linear import as_sequences
 from privet.gradients.use import Budget, Use
@@ -100,8 +100,7 @@ class Embedding(Use):
         return {"weight": formed}
 
     def form_squared_norms(self) -> dict[str, Tensor]:
-        norms = torch.zeros(self.records, dtype=torch.float64, device=self.sums.device)
-        return {"weight": norms.index_add_(0, self.owners, squared_norms(self.sums))}
+        return {"weight": summed_squared_norms(self.sums, self.owners, self.records)}
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         total = torch.zeros(self.slots["weight"].shape, dtype=torch.float64, device=self.sums.device)

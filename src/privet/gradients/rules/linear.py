@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from privet.gradients.workspace import workspace
 _PIECE_BYTES = 2**22
 """Of 1 to 8 MiB the fastest to form, measure and weigh, at sequences of a transformer and an LSTM (AMD EPYC, one thread)."""
 
-_PASSING_BYTES = 2**21
+PASSING_BYTES = 2**21
 """Gradients that are formed, added up and forgotten come in smaller pieces, in memory that is used again: of 0.5 to 4 MiB
 the fastest at the sequences of an LSTM (same machine)."""
 
@@ -30,7 +30,7 @@ _SHORT = 16
 time than forming each record's gradient in float32 and adding these up in float64: 0.06 ns for each multiplication
 against 0.03 and 0.5 for each number of the gradient (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
 
-_PRODUCT = 2**17
+_PRODUCT = 2**18
 """How many numbers of a matrix are converted to float64 at a time; of 2^15 to 2^18 it was the fastest (same machine)."""
 
 _LARGER, _SLOWER = 1.7, 64
@@ -268,11 +268,8 @@ class Linear(Use):
     def _passing(self) -> Iterator[tuple[slice, Tensor]]:
         """The gradients of the weight for slices of the records, each in the memory of the one before it."""
         assert self.x is not None and self.grad is not None
-        shape = self.slots["weight"].shape
         # Where the norms were taken of formed gradients, the same are formed again.
-        for rows in self.chunks(_PASSING_BYTES if self.method == "gram" else None):
-            into = workspace.take("weights", (rows.stop - rows.start, *shape), self.x)
-            yield rows, torch.bmm(self.grad[rows].mT, self.x[rows], out=into)
+        yield from products(self.grad, self.x, self.chunks(PASSING_BYTES if self.method == "gram" else None))
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
@@ -295,27 +292,35 @@ def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
     return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
 
 
+def products(grad: Tensor, x: Tensor, slices: Iterable[slice]) -> Iterator[tuple[slice, Tensor]]:
+    """``grad.T @ x`` of each record, for slices of the records, each in the memory of the one before it."""
+    for rows in slices:
+        into = workspace.take("weights", (rows.stop - rows.start, grad.shape[2], x.shape[2]), x)
+        yield rows, torch.bmm(grad[rows].mT, x[rows], out=into)
+
+
 def _weighted_products(x: Tensor, grad: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """``grad.T @ (weights * x)`` and ``grad.T @ weights`` in float64, a few rows at a time, whose copies stay in the cache."""
-    # The narrower matrix goes first, which is up to six times as fast; it is the one that is multiplied by the weights. A
-    # further column for the weights themselves gives the second result.
+    # The narrower matrix goes first, which is up to six times as fast. It is also the one that is multiplied by the weights.
     swapped = grad.shape[1] > x.shape[1]
     narrow, wide = (x, grad) if swapped else (grad, x)
     width, columns = narrow.shape[1], wide.shape[1]
     step = min(max(_PRODUCT // max(columns, 1), _ROUND), max(len(x), 1))
     scaled, copied = (
-        workspace.take(name, (step, n), weights) for name, n in (("scaled", width + 1), ("copied", columns))
+        workspace.take("scaled", (step, width), weights),
+        workspace.take("copied", (step, columns), weights),
     )
-    total, beside = weights.new_zeros(width + swapped, columns), weights.new_zeros(width)
+    total, bias = weights.new_zeros(width, columns), weights.new_zeros(columns if swapped else width)
     for start in range(0, len(x), step):
-        rows = slice(start, min(start + step, len(x)))
-        first, second, factors = scaled[: rows.stop - start], copied[: rows.stop - start], weights[rows].unsqueeze(1)
-        torch.mul(narrow[rows], factors, out=first[:, :width])
-        first[:, width:] = factors
-        total.addmm_(first[:, : width + swapped].mT, second.copy_(wide[rows]))
-        if not swapped:
-            beside += first[:, :width].sum(0)
-    return (total[:width].mT.contiguous(), total[width]) if swapped else (total, beside)
+        stop = min(start + step, len(x))
+        first, second, factors = scaled[: stop - start], copied[: stop - start], weights[start:stop]
+        torch.mul(narrow[start:stop], factors.unsqueeze(1), out=first)
+        total.addmm_(first.mT, second.copy_(wide[start:stop]))
+        if swapped:
+            bias.addmv_(second.mT, factors)
+        else:
+            bias += first.sum(0)
+    return (total.mT.contiguous() if swapped else total), bias
 
 
 def gram_blocks(rows: Tensor) -> list[Tensor]:

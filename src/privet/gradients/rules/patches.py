@@ -110,14 +110,15 @@ class Patches:
         else:
             self.grad = grad.transpose(1, 2).flatten(2)
         """``(records, outputs, images * positions)``"""
+        self._passing: Tensor | None = None
 
     # --- weight gradients -------------------------------------------------------------------------------------------
 
-    def instances(self, rows: slice) -> Instances:
-        """The weight gradients of the records in `rows`."""
+    def instances(self, rows: slice, *, passing: bool = False) -> Instances:
+        """The weight gradients of the records in `rows`; those that are `passing` are gone when the next ones are formed."""
         count, kernel = rows.stop - rows.start, self.geometry.kernel
         parts, inner = ((), kernel) if self.joined else (kernel[:1], kernel[1:])
-        formed = self.x.new_empty(*(parts or (1,)), count, self.outputs, self.inputs * math.prod(inner))
+        formed = self._room(parts[0] if parts else 1, count, self.inputs * math.prod(inner), passing)
         for chunk, matrices in self.chunks(rows):
             grad, into = self.grad[chunk], slice(chunk.start - rows.start, chunk.stop - rows.start)
             for part, matrix in enumerate(matrices):
@@ -131,6 +132,15 @@ class Patches:
         others = [dim for dim in range(3, 4 + len(inner)) if dim != inputs]
         order = (1, 2, inputs, *others, 0) if self.joined else (1, 2, inputs, 0, *others)
         return Instances(formed.unflatten(3, shape), order)
+
+    def _room(self, parts: int, count: int, columns: int, passing: bool) -> Tensor:
+        """Memory for instances; fresh memory costs a page fault for every 4 KiB."""
+        if passing and self._passing is not None and self._passing.shape[1] >= count:
+            return self._passing[:, :count]
+        room = self.x.new_empty(parts, count, self.outputs, columns)
+        if passing:
+            self._passing = room
+        return room
 
     # --- patches ----------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,11 @@ from privet.gradients.layout import Position, position, stride_at
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.cells import RELU, TANH, Gru, Lstm
 from privet.gradients.rules.elementwise import own_copy
-from privet.gradients.rules.linear import Linear
+from privet.gradients.rules.linear import PASSING_BYTES, Linear, products
 from privet.gradients.rules.recurrence import Cell, Direction, run
 from privet.gradients.tap import Receive
 from privet.gradients.use import Budget, Use
+from privet.gradients.weighing import add_weighed
 
 _KINDS: dict[str, Cell] = {"lstm": Lstm(), "gru": Gru(), "rnn_tanh": TANH, "rnn_relu": RELU}
 
@@ -148,11 +149,38 @@ class Gates(Linear):
 
     operation: str
     shared: dict[str, Any]
-    """What depends on the gates' gradient alone, for the two weights whose gates add up."""
+    """What depends on the gates' gradient alone, for the two weights whose gates add up, and the inputs of both. It holds
+    tensors and no uses: a cycle would keep all of them until the garbage collector comes."""
 
     @property
     def kind(self) -> str:
         return f"Linear ({self.operation})"
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+        super().receive(saved, grad, budget)
+        if self.method == "gram" and not self._sums_at_once():
+            self.shared.setdefault("inputs", {})[id(self)] = self.x
+
+    def _weight_sum(self, weights: Tensor) -> Tensor:
+        """Where both weights of a layer are weighed alike, their gradients are formed in one product, which takes less time."""
+        by, waiting = self.shared.pop("weighed", (None, {}))
+        if by is weights and id(self) in waiting:
+            known: Tensor = waiting[id(self)]
+            return known
+        inputs: dict[int, Tensor] = self.shared.pop("inputs", {})
+        if len(inputs) < 2 or id(self) not in inputs or not self.weighed_alike:
+            return super()._weight_sum(weights)
+        assert self.grad is not None
+        x = torch.cat(list(inputs.values()), 2)
+        total = torch.zeros(self.grad.shape[2], x.shape[2], dtype=torch.float64, device=x.device)
+        step = max(PASSING_BYTES // (total.numel() * x.element_size()), 1)
+        pieces = (slice(start, min(start + step, self.records)) for start in range(0, self.records, step))
+        for rows, weight in products(self.grad, x, pieces):
+            add_weighed(total, weight, weights[rows])
+        ends = torch.tensor([t.shape[2] for t in inputs.values()]).cumsum(0)
+        sums = dict(zip(inputs, (part.contiguous() for part in total.tensor_split(ends[:-1], 1)), strict=True))
+        self.shared["weighed"] = weights, sums
+        return sums.pop(id(self))
 
     def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
         whole = super().join(others, budget)
