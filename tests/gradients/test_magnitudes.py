@@ -29,7 +29,7 @@ from privet.clipping import (
 )
 from privet.clipping.rows import clipped_rows, clipped_sum, grouped_second_moment, grouped_sum
 from privet.gradients import Engine
-from privet.gradients.norms import squared_norms, summed_squared_norms
+from privet.gradients.numerics import squared_norms, summed_squared_norms
 from privet.noise import GaussianNoise
 from privet.privacy import Schedule
 

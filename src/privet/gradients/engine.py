@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from privet.errors import InputError, PrivetError
-from privet.gradients.layout import MEAN, UNKNOWN, position
-from privet.gradients.marks import Pass
-from privet.gradients.module_rules import MODULE_RULES, OwnRule
+from privet.gradients.fix import refuse_mixing_modules
+from privet.gradients.knowledge import UnsupportedModelError
+from privet.gradients.marks import MEAN, UNKNOWN, Pass, position
+from privet.gradients.operation import MODULE_RULES, OwnRule
 from privet.gradients.per_example import PerExampleGradients
-from privet.gradients.recorder import NOT_PUBLIC, Recorder, UnsupportedModelError
-from privet.gradients.refused import refuse_mixing_modules
+from privet.gradients.recorder import NOT_PUBLIC, Recorder
 from privet.gradients.use import Budget, Use
 from privet.gradients.vocabulary import tensors_in
 

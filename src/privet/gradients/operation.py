@@ -1,4 +1,4 @@
-"""An intercepted operation, as a rule sees it, and the registry of rules."""
+"""Rules for operations and modules: how they are registered, and what a rule is given."""
 
 from __future__ import annotations
 
@@ -7,15 +7,81 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from privet.errors import PrivetError
 from privet.gradients.following import Moved, follow
-from privet.gradients.layout import UNKNOWN, position
-from privet.gradients.tap import Receive
-from privet.gradients.use import Use
+from privet.gradients.marks import UNKNOWN, position
+from privet.gradients.use import Budget, Use
 
 if TYPE_CHECKING:
     from privet.gradients.recorder import Recorder
+
+Receive = Callable[[tuple[Tensor, ...], Tensor], None]
+"""Called in the backward pass with what was saved and the gradient of the tapped tensor."""
+
+_ANCHOR = torch.empty((), requires_grad=True)
+"""Makes a tapped tensor part of the graph even where no input requires a gradient, so that the first layer of a network
+costs no gradient of its input. It never receives a gradient itself."""
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, _anchor: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
+        # Through save_for_backward, so that activation checkpointing applies to what we keep as well, and so that
+        # autograd notices when somebody changes it in place.
+        ctx.save_for_backward(*saved)
+        ctx.receive = receive
+        # An alias and not a view: an in-place activation after it stays legal.
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at this point
+        ctx.receive(saved, grad)
+        return grad, None, None, *(None for _ in saved)
+
+
+def tap(out: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
+    """`out`, with `receive` called when the backward pass reaches it."""
+    tapped: Tensor = _apply(_Tap)(out, _ANCHOR, receive, *saved)
+    return tapped
+
+
+class _Copies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
+        ctx.receive = receive
+        return tensor.expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        ctx.receive((), grad)
+        return None, None, None, None
+
+
+def copies(tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
+    """`tensor` expanded to `shape`; `receive` gets the gradient of the expanded tensor, not its sum."""
+    expanded: Tensor = _apply(_Copies)(_ANCHOR, tensor.detach(), shape, receive)
+    return expanded
+
+
+def _refuse_second_derivatives() -> None:
+    """A gradient of a gradient would not come by here. Sooner said, and cheaper, than by ``once_differentiable``."""
+    if torch.is_grad_enabled():
+        raise PrivetError(
+            "A backward pass with create_graph=True went through the model: the engine has no second derivatives. Take a "
+            "gradient penalty inside engine.paused()."
+        )
+
+
+def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without what it does for ``torch.func``, which takes longer than the tap itself."""
+    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return applied
+
 
 Rule = Callable[["Operation"], Any]
 
@@ -108,3 +174,69 @@ class Operation:
         from privet.gradients.rules.generic import generic
 
         return generic(self)
+
+
+PerExample = Callable[[Any, tuple[Tensor, ...], Tensor], dict[str, Tensor]]
+"""``(module, inputs, grad_output) -> {parameter name: per-example gradients}``, records in front."""
+
+MODULE_RULES: dict[type[nn.Module], OwnRule] = {}
+
+
+def rule(kind: type[nn.Module]) -> Callable[[PerExample], PerExample]:
+    """Register the per-example gradients of a module class:
+
+        @privet.gradients.rule(Scale)
+        def scale(module, inputs, grad_output):
+            return {"factor": (inputs[0] * grad_output).flatten(1).sum(1)}
+
+    The function returns, for every trainable parameter of the module, the gradient of each record's loss: a tensor of
+    shape ``(records, *parameter.shape)``. The module's output must be one tensor with the records in front.
+    """
+
+    def register(per_example: PerExample) -> PerExample:
+        MODULE_RULES[kind] = OwnRule(kind.__name__, per_example)
+        return per_example
+
+    return register
+
+
+@dataclass(frozen=True)
+class OwnRule:
+    name: str
+    per_example: PerExample
+
+    def record(self, recorder: Recorder, module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        slots = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not slots:
+            return out
+        tensors = tuple(t for t in inputs if isinstance(t, Tensor))
+        use = Own(recorder.module, recorder.records, dict(slots))
+        use.rule, use.owner = self, module
+        recorder.set_stride_like(out, tensors)
+        tapped = recorder.record(out, use, tensors)
+        recorder.set_stride_like(tapped, tensors)
+        return tapped
+
+
+class Own(Use):
+    rule: OwnRule
+    owner: nn.Module
+
+    @property
+    def kind(self) -> str:
+        return f"{self.rule.name} (own rule)"
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+        from privet.errors import PrivetError
+
+        formed = self.rule.per_example(self.owner, saved, grad)
+        for name, tensor in self.slots.items():
+            expected = (self.records, *tensor.shape)
+            if name not in formed or tuple(formed[name].shape) != expected:
+                found = tuple(formed[name].shape) if name in formed else "nothing"
+                raise PrivetError(
+                    f"The rule for {self.rule.name} (module '{self.module}') returned {found} for '{name}'; "
+                    f"it must return per-example gradients of shape {expected}."
+                )
+        budget.take(self.instance_bytes())
+        self.hold({name: formed[name] for name in self.slots})

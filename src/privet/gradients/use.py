@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import scaled_squared_norms, squared_norms
-from privet.gradients.weighing import add_weighed, weigh
+from privet.gradients.numerics import add_weighed, scaled_squared_norms, squared_norms, weigh
 
 CHUNK_BYTES = 32 * 2**20
 """Per-example gradients that are not kept are formed in chunks of about this size: a fresh large buffer costs page

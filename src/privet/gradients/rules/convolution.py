@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from privet.gradients.layout import canonical, position
-from privet.gradients.norms import scaled_squared_norms, squared_norms
+from privet.gradients.marks import canonical, position
+from privet.gradients.numerics import scaled_squared_norms, squared_norms, weigh
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import Rounding, bounded_squared_norms
 from privet.gradients.rules.linear import at_least_single
-from privet.gradients.rules.patch_grams import by_patches, by_pixels
-from privet.gradients.rules.patches import Geometry, Instances, Patches, has_channels_last
+from privet.gradients.rules.patches import Geometry, Instances, Patches, by_patches, by_pixels, has_channels_last
 from privet.gradients.use import Budget, Use
-from privet.gradients.weighing import weigh
 
 _MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 1.2, 0.7, 10_000
 """Nanoseconds for each multiplication in a matrix product, number copied into a patch, number of an instance that is

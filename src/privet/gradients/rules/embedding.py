@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import cached_chunks, squared_norms, summed_squared_norms
+from privet.gradients.numerics import cached_chunks, squared_norms, summed_squared_norms
 from privet.gradients.operation import REFUSED, Operation, operation
 from privet.gradients.rules.linear import as_sequences
 from privet.gradients.use import Budget, Use

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.layout import canonical
-from privet.gradients.norms import scaled_squared_norms, squared_norms
+from privet.gradients.marks import canonical
+from privet.gradients.numerics import add_weighed, scaled_squared_norms, squared_norms, weigh, workspace
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import GramSums, Rounding, bounded_squared_norms, product_of
 from privet.gradients.use import Budget, Use
-from privet.gradients.weighing import add_weighed, weigh
-from privet.gradients.workspace import workspace
 
 _PIECE_BYTES = 2**22
 """Of 1 to 8 MiB the fastest to form, measure and weigh, at sequences of a transformer and an LSTM (AMD EPYC, one thread)."""

@@ -21,17 +21,11 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from privet.errors import PrivetError
 from privet.gradients.following import is_known
-from privet.gradients.layout import UNKNOWN
-from privet.gradients.losses import LOSSES
-from privet.gradients.marks import FREE, RANDOM, Mark, Pass, mark_of, set_mark
-from privet.gradients.operation import REFUSED, RULES, Operation
-from privet.gradients.own_rows import attention, has_learned_bias, with_own_rows
-from privet.gradients.recorder.knowledge import UnsupportedModelError
-from privet.gradients.recorder.marking import Marking
-from privet.gradients.shortcuts import answer
-from privet.gradients.singular import WITHOUT_RAISING
-from privet.gradients.source_line import is_called_by
-from privet.gradients.tap import Receive, copies, tap
+from privet.gradients.knowledge import UnsupportedModelError, is_called_by
+from privet.gradients.marking import Marking
+from privet.gradients.marks import FREE, RANDOM, UNKNOWN, Mark, Pass, mark_of, set_mark
+from privet.gradients.operation import REFUSED, RULES, Operation, Receive, copies, tap
+from privet.gradients.substitutes import LOSSES, WITHOUT_RAISING, answer, attention, has_learned_bias, with_own_rows
 from privet.gradients.use import Use
 from privet.gradients.vocabulary import (
     CONSTANTS,

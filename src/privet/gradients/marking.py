@@ -11,9 +11,20 @@ import torch
 from torch import Tensor
 
 from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known, joined_shape, takes_entries
-from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, position, stride_at
-from privet.gradients.marks import FREE, RANDOM, Mark, mark_of, set_mark
-from privet.gradients.recorder.knowledge import Knowledge
+from privet.gradients.knowledge import Knowledge
+from privet.gradients.marks import (
+    FREE,
+    MEAN,
+    RANDOM,
+    SUM,
+    UNKNOWN,
+    Mark,
+    Position,
+    mark_of,
+    position,
+    set_mark,
+    stride_at,
+)
 from privet.gradients.vocabulary import DIVIDING, MULTIPLYING, tensors_in
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -10,10 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from privet.errors import PrivetError
-from privet.gradients.layout import MEAN, UNKNOWN, position, stride_at
-from privet.gradients.marks import Derived, Mark, Pass, mark_of, set_mark
-from privet.gradients.source_line import source_line
+from privet.gradients.marks import MEAN, UNKNOWN, Derived, Mark, Pass, mark_of, position, set_mark, stride_at
 from privet.gradients.vocabulary import is_custom, tensors_in
+
+_OURS = str(Path(__file__).parent.parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def source_line() -> str:
+    """The file's name and the line of the innermost call that is neither torch's nor this library's; empty without one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((_OURS, _TORCH, "<")):
+            return f"{Path(path).name}, line {frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""
+
+
+def is_called_by(package: str) -> bool:
+    """Whether the innermost call that is not this library's is in a package of torch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).startswith(package)
 
 
 class UnsupportedModelError(PrivetError):
