@@ -1,4 +1,4 @@
-"""Modules that mix the records of a batch: refused, or replaced by one that does not."""
+"""Modules that mix the records of a batch: `refuse_mixing_modules` refuses them, `fix` replaces them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from privet.gradients.knowledge import UnsupportedModelError
 
 
 def refuse_mixing_modules(model: nn.Module) -> None:
-    """Raise, naming the module and the way out, where the model mixes records."""
+    """Raise if the model mixes records; the message names the module and a way out."""
     for name, module in model.named_modules():
         named = f"module '{name}' ({type(module).__name__})" if name else type(module).__name__
         if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
             raise UnsupportedModelError(
-                f"The {named} normalises each record by the others of its batch, so no record has a gradient of its own. "
-                f"privet.fix(model) returns the model with GroupNorm in its place; a pretrained one can be put in eval mode."
+                f"The {named} normalizes each record by the others of its batch, so no record has a gradient of its own. "
+                f"privet.fix(model) returns the model with GroupNorm instead; a pretrained one can be put in eval mode."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.scale_grad_by_freq:
             raise UnsupportedModelError(
@@ -38,13 +38,13 @@ def refuse_mixing_modules(model: nn.Module) -> None:
 
 
 def fix(model: nn.Module) -> nn.Module:
-    """A copy of `model` that can be trained privately: what mixes records is replaced by what does not.
+    """A copy of `model` that can be trained privately: layers that mix records are replaced by layers that do not.
 
-    - BatchNorm becomes GroupNorm with up to 32 groups, with the same affine parameters;
+    - BatchNorm becomes GroupNorm with up to 32 groups and the same affine parameters;
     - InstanceNorm keeps no running statistics;
     - Embedding and EmbeddingBag no longer scale gradients by a token's frequency in the batch.
 
-    The copy runs as it is, in-place activations included. Parameters keep their names and values; give the optimizer the
+    The copy is ready to use, in-place activations included. Parameters keep their names and values; give the optimizer the
     copy's parameters.
     """
     fixed = copy.deepcopy(model)

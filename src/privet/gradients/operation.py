@@ -1,4 +1,7 @@
-"""Rules for operations and modules: how they are registered, and what a rule is given."""
+"""Rules for operations and modules: how they are registered, and what a rule is given.
+
+A tap is an identity node in the autograd graph that hands the gradient flowing through it to a rule.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,24 @@ Receive = Callable[[tuple[Tensor, ...], Tensor], None]
 """Called in the backward pass with what was saved and the gradient of the tapped tensor."""
 
 _ANCHOR = torch.empty((), requires_grad=True)
-"""Makes a tapped tensor part of the graph even where no input requires a gradient, so that the first layer of a network
-costs no gradient of its input. It never receives a gradient itself."""
+"""Makes a tapped tensor part of the graph even if no input requires a gradient, so that the first layer of a network need not
+compute a gradient of its input. It never receives a gradient itself."""
 
 
 class _Tap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, _anchor: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
-        # Through save_for_backward, so that activation checkpointing applies to what we keep as well, and so that
-        # autograd notices when somebody changes it in place.
+        # With save_for_backward, activation checkpointing also applies to the tensors that we keep, and autograd notices
+        # if somebody changes them in place.
         ctx.save_for_backward(*saved)
         ctx.receive = receive
-        # An alias and not a view: an in-place activation after it stays legal.
+        # An alias and not a view, so that an in-place activation after it stays legal.
         return out.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivatives()
-        saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at this point
+        saved = ctx.saved_tensors  # read once, because activation checkpointing recomputes them here
         ctx.receive(saved, grad)
         return grad, None, None, *(None for _ in saved)
 
@@ -69,7 +72,7 @@ def copies(tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
 
 
 def _refuse_second_derivatives() -> None:
-    """A gradient of a gradient would not come by here. Sooner said, and cheaper, than by ``once_differentiable``."""
+    """Raise because second derivatives would bypass the tap. This check is cheaper and earlier than ``once_differentiable``."""
     if torch.is_grad_enabled():
         raise PrivetError(
             "A backward pass with create_graph=True went through the model: the engine has no second derivatives. Take a "
@@ -78,7 +81,7 @@ def _refuse_second_derivatives() -> None:
 
 
 def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without what it does for ``torch.func``, which takes longer than the tap itself."""
+    """``function.apply`` without its support for ``torch.func``, which takes longer than the tap itself."""
     applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return applied
 
@@ -88,11 +91,11 @@ Rule = Callable[["Operation"], Any]
 RULES: dict[str, Rule] = {}
 """The rule for each operation of torch, by the operation's name."""
 REFUSED: dict[str, str] = {}
-"""Why an operation on records is refused even where no parameter of it is trained, by the operation's name."""
+"""Why an operation on records is refused even if none of its parameters is trained, by the operation's name."""
 
 
 def operation(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for torch operations: it returns the operation's result, recorded with ``op.record``."""
+    """Register a rule for torch operations. It returns the operation's result, recorded with ``op.record``."""
 
     def register(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, rule))
@@ -127,11 +130,11 @@ class Operation:
         return isinstance(value, Tensor) and self.recorder.tracks(value)
 
     def stride(self, tensor: Tensor) -> int:
-        """Where the records are in a batched tensor; raises where that is not known."""
+        """Where the records are in a batched tensor; raises if that is not known."""
         return self.recorder.known_stride(tensor, self.name)
 
     def stride_after(self, source: Tensor, out: Tensor) -> int:
-        """Where the records are in `out`, which this operation made of `source`."""
+        """Where the records are in `out`, which this operation computed from `source`."""
         stride = self.stride(source)
         moved = Moved(self.args, self.kwargs, source, stride, ((source, stride),), out, self.records)
         after = follow(self.name, moved)
@@ -140,9 +143,9 @@ class Operation:
         return after
 
     def record(self, out: Tensor, use: Use, *saved: Tensor, stride: int | None = None) -> Tensor:
-        """`out`, tapped: in the backward pass `use` receives what was saved and the gradient of `out`.
+        """`out`, tapped: in the backward pass `use` receives the saved tensors and the gradient of `out`.
 
-        Where the rule knows the stride of the records in `out` already, it need not be found again.
+        `stride` says where the records are in `out`, if the rule knows it already.
         """
         tapped = self.recorder.record(out, use, saved)
         if stride is not None:
@@ -150,7 +153,7 @@ class Operation:
         return tapped
 
     def receiver(self, use: Use) -> Receive:
-        """What an ``autograd.Function`` calls in its backward pass so that `use` receives its inputs and gradient."""
+        """The function that an ``autograd.Function`` calls in its backward pass to give `use` its inputs and gradient."""
         return self.recorder.receiver(use)
 
     def copies(self, tensor: Tensor, shape: tuple[int, ...], use: Use) -> Tensor:
@@ -158,7 +161,7 @@ class Operation:
         return self.recorder.copies(tensor, shape, use)
 
     def derive(self, compute: Callable[[], Tensor], *sources: Tensor) -> Tensor:
-        """A tensor computed from tracked tensors alone; it can stand in a slot as a parameter does."""
+        """A tensor computed from tracked tensors alone; it can be in a slot like a parameter."""
         with torch.enable_grad():
             tensor = compute()
         self.recorder.note_derived(tensor, sources)
@@ -170,7 +173,7 @@ class Operation:
         return Operation(self.recorder, name, func, args, kwargs)
 
     def generic(self) -> Any:
-        """What happens to an operation that no rule covers: per-example gradients by ``torch.func``."""
+        """Handle an operation that has no rule: per-example gradients by ``torch.func``."""
         from privet.gradients.rules.generic import generic
 
         return generic(self)

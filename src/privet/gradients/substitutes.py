@@ -1,4 +1,4 @@
-"""Functions of torch that are computed in another way while records are followed."""
+"""Functions of torch that are computed in another way while records are followed: losses, linear algebra, attention."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def _arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def cross_entropy(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Cross-entropy, by each record's own targets.
+    """Cross-entropy with a mean over each record's own targets.
 
-    torch's mean divides by how many targets of the whole batch are not ignored: other records decide it. Here each record
-    has the mean over its own targets that count (zero if none does), and the loss is the mean over the records. Where no
-    target is ignored, that is the same number.
+    The mean of torch divides by the number of targets of the whole batch that are not ignored, which other records decide. Here
+    the loss of a record is the mean over its own targets that are not ignored (zero if there are none), and the loss is the mean
+    over the records. If no target is ignored, both are equal.
     """
     return _targeted(functional.cross_entropy, recorder, _arguments(_CROSS_ENTROPY, args, kwargs))
 
 
 def nll_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As `cross_entropy`, of log-probabilities."""
+    """Like `cross_entropy`, for log-probabilities."""
     return _targeted(functional.nll_loss, recorder, _arguments(_CROSS_ENTROPY[:-1], args, kwargs))
 
 
@@ -56,7 +56,7 @@ def _targeted(function: Callable[..., Tensor], recorder: Recorder, given: dict[s
         stride, why = (
             UNKNOWN,
             (
-                "a class-weighted mean divides by a number that other records decide; use reduction='none', and take the mean"
+                "a class-weighted mean divides by a number that other records decide; use reduction='none' and take the mean"
             ),
         )
     at = position(each.shape, stride, recorder.records)
@@ -84,7 +84,7 @@ def _own_mean(each: Tensor, target: Tensor, ignored: int, at: Position, stride: 
 def _place_of_targets(
     recorder: Recorder, scores: Tensor, target: Tensor, each: Tensor, weight: Tensor | None
 ) -> tuple[int, str]:
-    """Where the records are in the losses of the targets, and why they are not known to be kept apart, if they are not."""
+    """Where the records are in the losses of the targets, and why they are not known to be kept apart, if so."""
     why = recorder.doubt_of(scores) or recorder.doubt_of(target)
     if weight is not None and recorder.stride(weight) is not None:
         why = why or "the class weights of a cross-entropy depend on the records"
@@ -138,7 +138,7 @@ def kl_div(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def gaussian_nll_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """torch raises where a variance is negative, so that one record could end the run: here its own loss is not a number."""
+    """torch raises if a variance is negative, so one record could end the run. Here the loss of that record is not a number."""
     given = {**_arguments(_GAUSSIAN, args, kwargs)}
     scores, target, var, reduction = given["input"], given["target"], given["var"], given["reduction"]
     if not isinstance(var, Tensor) or reduction not in ("none", "mean", "sum"):
@@ -160,7 +160,7 @@ def gaussian_nll_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[st
 
 
 def l1_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """torch 2.13 does not hand on the weight of ``F.l1_loss`` to whoever listens: it is seen in the caller's frame."""
+    """Refuse the weight of ``F.l1_loss``: torch 2.13 does not pass it to a mode, so it is looked up in the caller's frame."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not functional.l1_loss.__code__ and frame.f_back is not None:
         frame = frame.f_back
@@ -177,6 +177,10 @@ LOSSES: dict[str, Loss] = {
     "gaussian_nll_loss": gaussian_nll_loss,
 }
 """Losses that are computed here, by the name of their function in ``torch.nn.functional``."""
+
+
+# --- linear algebra that raises if a matrix is singular, so that one record could end the run ------------------------
+# The substitutes return NaN for such a matrix instead, and a record that is not finite contributes nothing.
 
 
 def _or_nan(result: Tensor, info: Tensor, dims: int = 2) -> Tensor:
@@ -202,14 +206,19 @@ WITHOUT_RAISING: dict[str, Callable[..., Tensor]] = {
     "linalg_cholesky": cholesky,
     "linalg_solve": solve,
 }
-"""What is computed in the place of an operation, by its name."""
+"""What is computed instead of an operation, by its name."""
 
+
+# --- products with tensors of parameters that have a row for each record ---------------------------------------------
+# The usual case is a learned query that is repeated for each record and then multiplied. The rules for products expect one
+# tensor of parameters for all records. Here it becomes a tensor of records first, if its rows are one function of parameters.
 
 _OF_MATRICES = frozenset("matmul __matmul__ bmm baddbmm scaled_dot_product_attention".split())
 
 
 def with_own_rows(op: Operation) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a product, where tensors of parameters with a row for each record hold records; None without one."""
+    """The arguments of a product, with tensors of parameters that have a row for each record turned into records; None if there
+    is no such tensor."""
     if op.name not in _OF_MATRICES and op.name != "einsum":
         return None
     tensors = tensors_in((op.args, op.kwargs))
@@ -229,7 +238,8 @@ def with_own_rows(op: Operation) -> tuple[tuple[Any, ...], dict[str, Any]] | Non
 
 
 def _dim_of_rows(op: Operation, batched: Tensor, at: Position, tensor: Tensor) -> int | None:
-    """The dimension of a tensor of parameters that has as many entries as the records', and goes with it; from the right."""
+    """The dimension of a tensor of parameters, counted from the right, that is aligned with the records and has as many
+    entries."""
     if not op.tracks(tensor):
         return None
     dim = at.dim - batched.ndim
@@ -263,7 +273,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``scaled_dot_product_attention`` with a learned bias, in single operations, which have rules."""
+    """``scaled_dot_product_attention`` with a learned bias, as single operations that have rules."""
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
@@ -277,6 +287,10 @@ def has_learned_bias(op: Operation) -> bool:
     return op.name == "scaled_dot_product_attention" and op.tracks(mask) and not op.argument(5, "is_causal", False)
 
 
+# --- questions about records that other libraries ask in order to save work ------------------------------------------
+# The models of Hugging Face check whether a batch has padding at all, and leave out the mask if it has none. One record would
+# decide that for all. The answer here is always the same, so that nothing depends on it: the mask is always made.
+
 _ANSWERS = {
     ("transformers.masking_utils", "_ignore_causal_mask_sdpa"): False,
     ("transformers.masking_utils", "_ignore_bidirectional_mask_sdpa"): False,
@@ -284,11 +298,11 @@ _ANSWERS = {
     ("transformers.modeling_attn_mask_utils", "_ignore_causal_mask_sdpa"): False,
     ("transformers.modeling_attn_mask_utils", "_prepare_4d_attention_mask_for_sdpa"): False,
 }
-"""By the module and the name of the function that asks."""
+"""The answers, by the module and the name of the function that asks."""
 
 
 def answer() -> bool | None:
-    """The answer that never depends on records, where such a function asks for a truth value; None elsewhere."""
+    """The fixed answer if one of these functions asks for a truth value; None otherwise."""
     frame = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))

@@ -1,8 +1,8 @@
 """How operations move the records inside a tensor: one follower for each kind of operation that keeps records apart.
 
-Deny by default: an operation that is not listed here is unknown, and its result is not followed. A follower returns where
-the records are in the operation's result: a stride (see `marks`), `SUM` or `MEAN` where the records were joined by a sum or
-a mean over all of them, or `UNKNOWN` where it cannot tell or where records would meet.
+Deny by default: an operation that is not listed here is unknown, and its result is not followed. A follower returns where the
+records are in the operation's result: a stride (see `marks`), `SUM` or `MEAN` if the records were combined by a sum or a mean
+over all of them, or `UNKNOWN` if it cannot tell or if records would be mixed.
 
 Each module lists its operations with `moved.follows`; importing the package registers them.
 """

@@ -55,13 +55,13 @@ def _elementwise(moved: Moved) -> int:
 
 @follows("where", beside=by_broadcasting)
 def _where(moved: Moved) -> int:
-    """With one argument it lists the places that are not zero."""
+    """With one argument, ``where`` lists the places that are not zero."""
     return aligned(moved, moved.out.shape) if len(moved.args) + len(moved.kwargs) > 2 else UNKNOWN
 
 
 @follows("broadcast_tensors", beside=by_broadcasting)
 def _broadcast_tensors(moved: Moved) -> int:
-    """Each result is the argument of its place, expanded."""
+    """Each result is the argument with the same index, expanded."""
     own = moved.tensors[moved.index]
     return (
         aligned(moved, moved.out.shape) if own[1] is None else aligned(replace(moved, tensors=(own,)), moved.out.shape)
@@ -70,7 +70,7 @@ def _broadcast_tensors(moved: Moved) -> int:
 
 @follows("type_as to")
 def _converted(moved: Moved) -> int:
-    """Of a second tensor, only the type and the device count."""
+    """Only the dtype and the device of a second tensor matter."""
     return place(moved, moved.at.dim) if moved.at and moved.args[0] is moved.source else UNKNOWN
 
 
@@ -131,7 +131,7 @@ follows("fft_fftn fft_ifftn fft_rfftn fft_irfftn roll")(along(2))
 follows("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2")(along(2, (-2, -1)))
 follows("rot90")(along(2, (0, 1)))
 _NAMED = 99
-"""No operation has so many arguments: the dimension can only be named."""
+"""No operation has this many positional arguments: the dimension can only be given by name."""
 follows("fliplr")(along(_NAMED, 1))
 follows("flipud msort")(along(_NAMED, 0))
 follows("cross", beside=by_broadcasting)(along(2))
@@ -156,7 +156,7 @@ def _has_equal_places(moved: Moved) -> bool:
 
 @follows("renorm")
 def _renormalized(moved: Moved) -> int:
-    """What is cut along `dim` is normalized, each slice on its own: the records must be these slices."""
+    """Each slice along `dim` is normalized on its own: the records must be these slices."""
     at, dim = moved.at, moved.argument(2, "dim")
     return place(moved, at.dim) if at and moved.only_first() and at.dim == dim % moved.source.ndim else UNKNOWN
 
@@ -176,14 +176,14 @@ def _signal(moved: Moved) -> int:
 
 
 _NONE, _MEAN_OF_ALL, _SUM_OF_ALL = 0, 1, 2
-"""How torch's own losses are told their reduction."""
+"""The numbers that stand for a reduction in torch's losses."""
 
 
 def _reduced_loss(moved: Moved, stride: int, index: int | None) -> int:
-    """A loss for each entry, whose records are at `stride`, joined as the operation's reduction says."""
+    """The losses of single entries, with the records at `stride`, combined as the operation's reduction says."""
     stated: Any = moved.args[slice(-1, None) if index is None else slice(index, index + 1)]
     reduction = moved.kwargs.get("reduction", stated[0] if stated else None)
-    if type(reduction) is not int:  # a margin, a weight: the reduction was left out
+    if type(reduction) is not int:  # it is a margin or a weight, and the reduction was left out
         return UNKNOWN
     return {_MEAN_OF_ALL: MEAN, _SUM_OF_ALL: SUM, _NONE: stride}.get(reduction, UNKNOWN) if stride >= 0 else UNKNOWN
 
@@ -198,7 +198,7 @@ def _elementwise_loss(index: int | None) -> Follow:
 
 
 _ELEMENTWISE_LOSSES = (_elementwise_loss(None), _elementwise_loss(2))
-"""Losses of single entries whose reduction is their last argument, and those where it is the third."""
+"""Losses of single entries whose reduction is the last argument, and those where it is the third."""
 follows(
     "mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss",
     "margin_ranking_loss hinge_embedding_loss",
@@ -211,7 +211,9 @@ follows("smooth_l1_loss huber_loss kl_div", beside=by_broadcasting)(_ELEMENTWISE
 def _row_loss(moved: Moved) -> int:
     """A loss for each row; the records are in front of every argument, one row each or several."""
     at = moved.shared()
-    rows = isinstance(moved.args[0], Tensor) and moved.args[0].ndim == 2  # without rows, all of it is one row
+    rows = (
+        isinstance(moved.args[0], Tensor) and moved.args[0].ndim == 2
+    )  # without a second dimension, all of it is one row
     if at is None or at.dim != 0 or not rows or any(tensor.ndim > 2 for tensor, _ in moved.tensors):
         return UNKNOWN
     weight = moved.argument(4, "weight")  # of multi_margin_loss: one for each class
@@ -243,7 +245,7 @@ def _all_alike(lengths: Any) -> bool:
 
 
 def joined_shape(name: str, moved: Moved) -> Sequence[int]:
-    """The shape of the losses of a loss that has joined its records, before it has; empty where it is no such loss."""
+    """The shape that the losses had before they were combined; empty if the operation is not such a loss."""
     known = FOLLOWERS.get(name)
     if known is not _row_loss and known not in _ELEMENTWISE_LOSSES:
         return ()

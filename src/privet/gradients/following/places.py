@@ -1,4 +1,4 @@
-"""Entries picked, looked up and written by their places."""
+"""Indexing: entries that are selected, looked up and written by their places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from privet.gradients.marks import UNKNOWN, Position, position, stride_at
 
 
 def _is_beside_a_range(moved: Moved, constant: Tensor) -> bool:
-    """Whether it is one of the positions in ``x[arange(records), positions]``."""
+    """Whether a constant is one of the positions in ``x[arange(records), positions]``."""
     index = moved.args[1]
     if not isinstance(index, (tuple, list)) or not index or not isinstance(index[0], Tensor):
         return False
@@ -40,14 +40,14 @@ def _getitem(moved: Moved) -> int:
 
 
 def _is_plain(i: Any) -> bool:
-    """Whether it is known what an entry of an index means; ranges, nested tuples, arrays of NumPy and masks of uint8 are not."""
+    """Whether the meaning of an entry of an index is known. Ranges, nested tuples, NumPy arrays and uint8 masks are not."""
     if isinstance(i, Tensor):
         return i.dtype != torch.uint8
     return i is None or i is Ellipsis or isinstance(i, (slice, list, Integral))
 
 
 def _taken_from_table(moved: Moved, at: Position | None, index: tuple[Any, ...]) -> int:
-    """``table[labels]``: a constant is looked up by whole numbers of the records."""
+    """``table[labels]``: integers of the records select from a constant."""
     first, *others = index
     plain = first is moved.source and all(isinstance(i, slice) or i is Ellipsis for i in others)
     if (
@@ -62,11 +62,13 @@ def _taken_from_table(moved: Moved, at: Position | None, index: tuple[Any, ...])
 
 
 def _indexed(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
-    """An index without records in it: integers, slices, new dimensions, and at most one tensor or list."""
+    """An index that does not depend on records: integers, slices, new dimensions, and at most one tensor or list."""
     several = [i for i in index if isinstance(i, (Tensor, list))]
     if len(several) > 1:
         return _picked(moved, at, index)
-    if several and any(isinstance(i, bool) for i in index):  # a truth value and a tensor are joined to one dimension
+    if several and any(
+        isinstance(i, bool) for i in index
+    ):  # a truth value and a tensor are combined into one dimension
         return UNKNOWN
     consumed = sum(_dims_of(i) for i in index)
     if all(i is not Ellipsis for i in index):
@@ -85,14 +87,14 @@ def _indexed(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
 
 
 def _dims_of(i: Any) -> int:
-    """How many dimensions an entry of an index uses up."""
+    """The number of dimensions that an entry of an index consumes."""
     if i is None or i is Ellipsis or isinstance(i, bool):
         return 0
     return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
 
 
 def _dims_after(i: Any, width: int) -> int:
-    """How many dimensions it leaves."""
+    """The number of dimensions that it leaves."""
     if i is None or isinstance(i, bool):
         return 1
     if i is Ellipsis:
@@ -138,7 +140,7 @@ def _picked(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
 
 
 def _picked_by_grid(moved: Moved, at: Position, index: tuple[Any, ...], strides: Mapping[int, int | None]) -> int:
-    """``x[arange(records)[:, None], arange(length)[None, :]]``: constant places, the same of every record."""
+    """``x[arange(records)[:, None], arange(length)[None, :]]``: the same constant places for every record."""
     first, *others = index
     dim = next((d for d in range(first.ndim) if first.shape[d] == moved.records), None)
     tensors = all(isinstance(i, Tensor) and not i.is_floating_point() and strides.get(id(i)) is None for i in index)
@@ -152,13 +154,13 @@ def _picked_by_grid(moved: Moved, at: Position, index: tuple[Any, ...], strides:
 
 
 def _dim_of_assigned(moved: Moved, constant: Tensor, at: Position) -> int | None:
-    """Of ``x[index] = constant``, or of a constant in the index that stands beside a range over the records."""
+    """For ``x[index] = constant``, or for a constant in the index beside a range over the records."""
     if len(moved.args) < 3:
         return None
     out, index, values = moved.args[:3]
     if _is_beside_a_range(moved, constant):
         return 0
-    if constant is not values:  # an index, or what was there before
+    if constant is not values:  # an index, or the tensor before the assignment
         before = constant.shape == out.shape and not any(
             constant is i for i in (index if type(index) is tuple else (index,))
         )
@@ -177,7 +179,7 @@ BESIDE.update(__setitem__=_dim_of_assigned, index_put_=_dim_of_assigned)
 
 @follows("embedding")
 def _looked_up(moved: Moved) -> int:
-    """Tokens of records in a table that holds none: ``torch.embedding(table, tokens)``, ``F.embedding(tokens, table)``."""
+    """Tokens of records select from a constant table: ``torch.embedding(table, tokens)``, ``F.embedding(tokens, table)``."""
     at = moved.at
     if at is None or moved.source.is_floating_point() or sum(s is not None for _, s in moved.tensors) > 1:
         return UNKNOWN
@@ -186,14 +188,14 @@ def _looked_up(moved: Moved) -> int:
 
 @follows("one_hot")
 def _one_hot(moved: Moved) -> int:
-    """Without a stated number of classes the largest label of the batch decides how wide the result is."""
+    """Without a given number of classes, the largest label of the batch decides the width of the result."""
     at, classes = moved.at, moved.argument(1, "num_classes", -1)
     return place(moved, at.dim) if at and isinstance(classes, int) and classes > 0 and moved.only_first() else UNKNOWN
 
 
 @follows("embedding_bag")
 def _bags(moved: Moved) -> int:
-    """One row for each bag: of its offset's record, or (bags of equal length) of its tokens' record."""
+    """One row for each bag: it belongs to the record of its offset, or (for bags of equal length) of its tokens."""
     table_first = moved.args[0].is_floating_point()  # torch.embedding_bag, unlike torch.nn.functional's
     table, tokens = moved.args[0 if table_first else 1], moved.args[1 if table_first else 0]
     offsets = moved.argument(2, "offsets")
@@ -218,7 +220,7 @@ def _bags(moved: Moved) -> int:
 
 @follows("scatter scatter_add scatter_reduce", beside=by_broadcasting)
 def _scattered(moved: Moved) -> int:
-    """An index that is shorter than the batch writes into the records of some places only, and reads as many."""
+    """An index that is shorter than the batch reads and writes only some of the records."""
     at = moved.at
     if at is None or any(
         t.ndim == moved.out.ndim and t.shape[at.dim] != moved.out.shape[at.dim] for t, _ in moved.tensors
@@ -229,7 +231,7 @@ def _scattered(moved: Moved) -> int:
 
 @follows("searchsorted", beside=by_broadcasting)
 def _searched(moved: Moved) -> int:
-    """Boundaries that all values share hold no records; others hold those of their rows."""
+    """One-dimensional boundaries are shared by all values and hold no records; others belong to the records of their rows."""
     boundaries, values = moved.args[0], moved.argument(1, "input")
     if not isinstance(values, Tensor) or moved.kwargs.get("sorter") is not None:
         return UNKNOWN
@@ -246,7 +248,7 @@ def _beside_selected(moved: Moved, constant: Tensor, at: Position) -> int | None
 
 @follows("select_scatter", beside=_beside_selected)
 def _select_written(moved: Moved) -> int:
-    """A slice of one along `dim` is replaced: with this dimension, it has the shape of the tensor."""
+    """A slice along `dim` is replaced: with this dimension added, it has the shape of the tensor."""
     dim = moved.argument(2, "dim")
     with torch._C.DisableTorchFunction():
         whole = [(t if t.ndim == moved.out.ndim else t.detach().unsqueeze(dim), s) for t, s in moved.tensors]
@@ -268,11 +270,11 @@ def _gathered_by_broadcast(moved: Moved) -> int:
 
 
 def _taken_along(moved: Moved, dim: Any, index: Any) -> int:
-    """Each entry of the index takes one along `dim`, of its own place in all other dimensions."""
+    """Each entry of the index selects along `dim`, at its own place in all other dimensions."""
     at = moved.at
     if at is None or not isinstance(dim, int) or not isinstance(index, Tensor):
         return UNKNOWN
-    if at.dim == dim % moved.source.ndim:  # a constant may be read along the records of an index
+    if at.dim == dim % moved.source.ndim:  # the records of an index may select from a constant along this dimension
         return (
             place(moved, at.dim) if moved.source is index and moved.args[0] is not index and moved.single() else UNKNOWN
         )
@@ -295,7 +297,7 @@ def _beside_written(moved: Moved, constant: Tensor, at: Position) -> int | None:
 
 @follows("index_add index_copy index_fill", beside=_beside_written)
 def _index_written(moved: Moved) -> int:
-    """``x.index_add(dim, index, values)`` along another dimension than the records', with an index that holds none."""
+    """``x.index_add(dim, index, values)`` along a dimension other than that of the records, with a constant index."""
     index = moved.argument(2, "index")
     if any(tensor is index and stride is not None for tensor, stride in moved.tensors):
         return UNKNOWN

@@ -26,7 +26,7 @@ from privet.gradients.marks import UNKNOWN, Position, position, stride_at
 
 
 def beside_matrices(moved: Moved, constant: Tensor, at: Position) -> int | None:
-    """Constants are taken record by record where the records are left of rows and columns."""
+    """Constants are used record by record if the records are left of rows and columns."""
     return by_broadcasting(moved, constant, at) if moved.out.ndim - at.dim > 2 else None
 
 
@@ -97,7 +97,7 @@ def _beside_in_equation(moved: Moved, constant: Tensor, at: Position) -> int | N
 
 
 def einsum_terms(args: tuple[Any, ...]) -> tuple[list[tuple[str, Tensor]], str]:
-    """The letters of each factor of an ``einsum`` and of its result; each dimension of the dots has a letter of its own."""
+    """The letters of each factor of an ``einsum`` and of its result; each dimension of an ellipsis gets a letter of its own."""
     equation, *factors = args
     if len(factors) == 1 and isinstance(factors[0], (tuple, list)):
         factors = list(factors[0])
@@ -135,7 +135,7 @@ def _einsum(moved: Moved) -> int:
 
 @follows("tensordot")
 def _contracted(moved: Moved) -> int:
-    """The dimensions of the first factor that are left, then those of the second; one factor holds records."""
+    """The result has the remaining dimensions of the first factor, then those of the second; one factor holds records."""
     left, right, *sums = moved.args
     if len(sums) < 2 or moved.at is None or not moved.single():
         return UNKNOWN
@@ -185,7 +185,7 @@ def _bilinear(moved: Moved) -> int:
 
 
 def _compared(moved: Moved, default: int) -> tuple[tuple[int, ...], set[int]]:
-    """The shape of what two tensors are compared in, and the dimension of it that is gone afterwards."""
+    """The common shape of two compared tensors, and the dimension that is removed by the comparison."""
     shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
     dim = moved.argument(2, "dim", default) if default > 0 else moved.kwargs.get("dim", default)
     return tuple(shape), {dim % len(shape)} if isinstance(dim, int) else set()
@@ -223,7 +223,7 @@ def _power(moved: Moved) -> int:
 
 @follows("linalg_solve_ex linalg_solve_triangular", beside=beside_matrices)
 def _solved(moved: Moved) -> int:
-    """The records are left of rows and columns; with a constant matrix, each may be one of the right sides."""
+    """The records are left of rows and columns. With a constant matrix, each record may be one of the right-hand sides."""
     matrix, right = moved.args[0], moved.argument(1, "B")
     at = moved.shared()
     if at is None or not isinstance(right, Tensor) or matrix.ndim != right.ndim:

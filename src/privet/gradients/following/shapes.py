@@ -1,4 +1,4 @@
-"""Other shapes and orders of dimensions; tensors joined and taken apart."""
+"""Changes of shape and of the order of dimensions; joining and splitting tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _grown(moved: Moved) -> int:
 
 @follows("repeat tile")
 def _repeated(moved: Moved) -> int:
-    """Whole copies one after the other: the records come round again."""
+    """Whole copies one after the other: the records repeat."""
     at = moved.at
     if at is None or not moved.only_first():
         return UNKNOWN
@@ -54,7 +54,7 @@ def _repeated_in_place(moved: Moved) -> int:
 
 @follows("diag_embed")
 def _diag_embed(moved: Moved) -> int:
-    """The last dimension becomes a diagonal of two; the others stay in their order."""
+    """The last dimension becomes the diagonal of two; the others keep their order."""
     at, n = moved.at, moved.out.ndim
     if at is None or not moved.only_first() or at.dim == moved.source.ndim - 1:
         return UNKNOWN
@@ -64,7 +64,7 @@ def _diag_embed(moved: Moved) -> int:
 
 def _diagonal_of(dim1: int, dim2: int) -> Follow:
     def follow(moved: Moved) -> int:
-        """Two dimensions become one, the last."""
+        """Two dimensions become one, which is the last."""
         at, n = moved.at, moved.source.ndim
         gone = {moved.argument(2, "dim1", dim1) % n, moved.argument(3, "dim2", dim2) % n}
         if at is None or not moved.only_first() or at.dim in gone:
@@ -125,7 +125,7 @@ def _matrix_transpose(moved: Moved) -> int:
 
 @follows("movedim moveaxis")
 def _movedim(moved: Moved) -> int:
-    # Sizes stand for the dimensions: moving them the same way tells where each one went.
+    # A tensor of distinct sizes, moved in the same way, tells where each dimension goes.
     shape = torch.empty([i + 2 for i in range(moved.source.ndim)], device="meta")
     return _permuted(moved, [size - 2 for size in shape.movedim(*moved.args[1:], **moved.kwargs).shape])
 
@@ -164,7 +164,7 @@ def _hstack(moved: Moved) -> int:
 
 
 def _widened(moved: Moved, shape: Callable[[Tensor], tuple[int, ...]], dim: int) -> int:
-    """Tensors of too few dimensions get new ones, and then all are joined along `dim`; a stride survives the new shape."""
+    """Tensors with too few dimensions get new ones before all are joined along `dim`; a stride survives the new shape."""
     with torch._C.DisableTorchFunction():
         tensors = [(tensor.detach().reshape(shape(tensor)), stride) for tensor, stride in moved.tensors]
     source = next(tensor for tensor, stride in tensors if stride is not None)

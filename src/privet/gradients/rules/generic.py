@@ -1,4 +1,4 @@
-"""Parameters outside of known layers: own copies of them for each record, or gradients by ``torch.func``."""
+"""Parameters outside of known layers: each record gets its own copy of them, or its gradient by ``torch.func``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def elementwise(op: Operation) -> Any:
     at = position(batched.shape, op.stride(batched), op.records)
     if at is None or (joining and at.dim == op.argument(1, "dim", 0) % ndim):
         raise op.recorder.refusal(f"`{op.name}` joins a parameter to the records themselves")
-    # From the right, as broadcasting counts.
+    # Counted from the right, as in broadcasting.
     place = Position(at.dim - batched.ndim, at.outer, at.inner)
     replaced = {id(t): own_copy(op, t, place) for t in tensors if op.tracks(t)}
 
@@ -45,7 +45,7 @@ def elementwise(op: Operation) -> Any:
 
 
 def own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
-    """A copy of a tracked tensor for each record; `place` (its dimension counted from the right) says where they are."""
+    """A copy of a tracked tensor for each record. `place` says where the records are; its dimension counts from the right."""
     size = place.outer * op.records * place.inner
     if tensor.ndim >= -place.dim and tensor.shape[place.dim] == size and size > 1:
         source = op.recorder.expanded_from(tensor)
@@ -69,9 +69,9 @@ def own_copy(op: Operation, tensor: Tensor, place: Position) -> Tensor:
 
 
 def _require_equal_rows(op: Operation, tensor: Tensor, place: Position) -> None:
-    """Raise unless the rows of a tensor are one function of the parameters, whichever record uses them.
+    """Raise unless all rows of a tensor are the same function of the parameters.
 
-    Otherwise a record's gradient would go where its place in the batch says, and other records decide its place.
+    Otherwise a record's gradient would depend on its place in the batch, which other records decide.
     """
     if tensor.is_leaf or tensor.grad_fn is None:
         raise op.recorder.refusal(
@@ -84,11 +84,11 @@ def _require_equal_rows(op: Operation, tensor: Tensor, place: Position) -> None:
         rows = split.detach()
         if not torch.allclose(rows, rows[:1].expand_as(rows), rtol=1e-4, atol=1e-6, equal_nan=True):
             raise op.recorder.refusal(
-                "a tensor of parameters holds other numbers for each place in the batch, so that a record's result depends on "
-                "its place"
+                "a tensor of parameters holds different numbers for each place in the batch, so that a record's result depends "
+                "on its place"
             )
         direction = torch.sin(torch.arange(1, rows[0].numel() + 1, dtype=torch.float64)).view_as(rows[0])
-        # Weights that sum to zero: what is the same in all rows vanishes, and what is in one row alone does not.
+        # With weights that sum to zero, values that are the same in all rows vanish, and others do not.
         weights = torch.cos(torch.arange(op.records, dtype=torch.float64) ** 2)
         weights -= weights.mean()
         every = weights.view(-1, *[1] * direction.ndim) * direction
@@ -100,26 +100,26 @@ def _require_equal_rows(op: Operation, tensor: Tensor, place: Position) -> None:
         size = 0.0 if own is None else float(own.abs().max())
         if difference is not None and float(difference.abs().max()) > 1e-4 * size + 1e-7:
             raise op.recorder.refusal(
-                "it uses other parameters for each place in the batch, so that a record's gradient depends on its place"
+                "it uses different parameters for each place in the batch, so that a record's gradient depends on its place"
             )
 
 
 class Parameter(Use):
-    """A parameter that every record uses whole: the gradient of its copy is the record's gradient."""
+    """A parameter that every record uses as a whole: the gradient of a record's copy is its gradient."""
 
     place: Position
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
         tensor, at = self.slots["parameter"], self.place
         split = grad.unflatten(at.dim, (at.outer, self.records, at.inner)).movedim(at.dim + 1, 0)
-        # The record's dimension stays as one of size 1, so that broadcasting is undone dimension by dimension.
+        # Keep the record's dimension with size 1, so that broadcasting is undone dimension by dimension.
         own = split.sum((at.dim + 1, at.dim + 2), keepdim=False).unsqueeze(at.dim + 1)
         budget.take(self.instance_bytes())
         self.hold({"parameter": _summed_to(own, tensor.shape).to(tensor.dtype)})
 
 
 class Rows(Use):
-    """A tensor computed from parameters alone, of which each record uses its own rows."""
+    """A tensor computed from parameters alone, with rows of its own for each record."""
 
     stride: int
     grad: Tensor | None = None
@@ -150,7 +150,7 @@ def _summed_to(rows: Tensor, shape: torch.Size) -> Tensor:
 
 
 class SlowPathWarning(UserWarning):
-    """An operation without a rule of its own; right, but slower than one with a rule."""
+    """Handle an operation that has no rule: correct, but slower than a rule."""
 
 
 _said: set[str] = set()
@@ -162,7 +162,7 @@ def generic(op: Operation) -> Tensor:
         where = f" in module '{op.module}'" if op.module else ""
         warnings.warn(
             f"`{op.name}`{where} has no rule of its own; its per-example gradients go through torch.func, which is "
-            f"right but slower. A rule can be registered with @privet.gradients.rule.",
+            f"correct but slower. A rule can be registered with @privet.gradients.rule.",
             SlowPathWarning,
             stacklevel=2,
         )
@@ -254,6 +254,6 @@ class Generic(Use):
 
 
 def _front(tensor: Tensor, at: Position, records: int) -> Tensor:
-    """``(records, inner, *rest)``: for each record, its own rows, moved to the front."""
+    """``(records, inner, *rest)``: the rows of each record, moved to the front."""
     split: Tensor = tensor.unflatten(at.dim, (records, at.inner))
     return split.movedim((at.dim, at.dim + 1), (0, 1))

