@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privet.gradients.layout import UNKNOWN, stride_at
-from privet.gradients.marks import Mark, Pass, mark_of, set_mark
+from privet.gradients.marks import UNKNOWN, Mark, Pass, mark_of, set_mark, stride_at
 from privet.gradients.recorder import Recorder
 from privet.gradients.use import Budget
 

@@ -23,8 +23,7 @@ from torch.overrides import get_testing_overrides
 
 from privet.errors import PrivetError
 from privet.gradients.following import follower
-from privet.gradients.layout import UNKNOWN, position, stride_at
-from privet.gradients.marks import Mark, Pass, mark_of, set_mark
+from privet.gradients.marks import UNKNOWN, Mark, Pass, mark_of, position, set_mark, stride_at
 from privet.gradients.recorder import Recorder
 from privet.gradients.use import Budget
 from privet.gradients.vocabulary import name_of_function, tensors_in

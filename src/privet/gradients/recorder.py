@@ -1,12 +1,11 @@
-"""The recorder: sees every torch operation from the batch to its loss, and taps those that combine records with parameters.
+"""The recorder sees every torch operation from the batch to its loss, and taps those that combine records with parameters.
 
-It is a torch function mode and not a set of layer hooks, because then it sees *every* use of a parameter: a weight tied
-by ``F.linear(x, embedding.weight)``, a bare ``nn.Parameter``, a layer called twice, a weight that is recomputed from
-others. What it cannot see (a custom ``autograd.Function``) autograd delivers to ``parameter.grad``, where the engine
-stands guard and refuses.
+It is a torch function mode and not a set of layer hooks, so that it sees *every* use of a parameter: a weight tied by
+``F.linear(x, embedding.weight)``, a bare ``nn.Parameter``, a layer called twice, a weight that is recomputed from others.
+A gradient that it cannot see (from a custom ``autograd.Function``) arrives in ``parameter.grad``, where the engine refuses it.
 
-It also follows where the records are. An operation that is not known to keep records apart makes its result unknown, and
-unknown is everything that is computed from it. A loss that is unknown is refused.
+The recorder also follows where the records are. The result of an operation that is not known to keep records apart is
+unknown, and so is everything computed from it. A loss that is unknown is refused.
 """
 
 from __future__ import annotations
@@ -21,17 +20,11 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from privet.errors import PrivetError
 from privet.gradients.following import is_known
-from privet.gradients.layout import UNKNOWN
-from privet.gradients.losses import LOSSES
-from privet.gradients.marks import FREE, RANDOM, Mark, Pass, mark_of, set_mark
-from privet.gradients.operation import REFUSED, RULES, Operation
-from privet.gradients.own_rows import attention, has_learned_bias, with_own_rows
-from privet.gradients.recorder.knowledge import UnsupportedModelError
-from privet.gradients.recorder.marking import Marking
-from privet.gradients.shortcuts import answer
-from privet.gradients.singular import WITHOUT_RAISING
-from privet.gradients.source_line import is_called_by
-from privet.gradients.tap import Receive, copies, tap
+from privet.gradients.knowledge import UnsupportedModelError, is_called_by
+from privet.gradients.marking import Marking
+from privet.gradients.marks import FREE, RANDOM, UNKNOWN, Mark, Pass, mark_of, set_mark
+from privet.gradients.operation import REFUSED, RULES, Operation, Receive, copies, tap
+from privet.gradients.substitutes import LOSSES, WITHOUT_RAISING, answer, attention, has_learned_bias, with_own_rows
 from privet.gradients.use import Use
 from privet.gradients.vocabulary import (
     CONSTANTS,
@@ -49,24 +42,25 @@ from privet.gradients.vocabulary import (
 )
 
 NOT_PUBLIC = (
-    "private.public(function) was given a private batch, or what was computed from one: in the function, nothing may come "
+    "private.public(function) was given a private batch, or something computed from one: in the function, nothing may come "
     "from a record."
 )
 
 VALIDATED = (
-    "torch.distributions looks at values of the records and raises because of one: build the distribution with "
+    "torch.distributions checks values of the records and raises because of a single one: build the distribution with "
     "validate_args=False, or call torch.distributions.Distribution.set_default_validate_args(False)"
 )
 
 
 class Recorder(Marking, TorchFunctionMode):
-    """Active from the batch to its backward pass; see the module's docstring."""
+    """The torch function mode that is active from the batch to its backward pass."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(parameters)
         self._suspended: list[list[nn.Parameter]] = []
         self._taken_apart: list[Any] = []
-        """Functions of torch whose parts are looked at, outermost first; one that calls itself again is looked at whole."""
+        """Functions of torch that are being run part by part, outermost first. One that calls itself is not taken apart again.
+        """
 
     # --- what rules do ----------------------------------------------------------------------------------------------
 
@@ -80,7 +74,7 @@ class Recorder(Marking, TorchFunctionMode):
         current = self.current
         assert current is not None
         current.uses.append(use)
-        waiting = [use]  # left when it has received: the graph, which may live longer, then keeps nothing of it
+        waiting = [use]  # emptied on receiving: the autograd graph may live longer than the use
 
         def receive(saved: tuple[Tensor, ...], grad: Tensor) -> None:
             if current.closed:
@@ -93,7 +87,7 @@ class Recorder(Marking, TorchFunctionMode):
                     "A second backward pass went through the same forward pass: add the losses up and call backward once."
                 )
             self._join(current)
-            # Without its history: what a use keeps would keep the graph alive, and the graph the use.
+            # Detached: otherwise the use would keep the graph alive, and the graph the use.
             waiting[0].receive(tuple(t.detach() for t in saved), grad, current.budget)
             current.received.append(waiting.pop())
 
@@ -101,23 +95,24 @@ class Recorder(Marking, TorchFunctionMode):
 
     @staticmethod
     def _join(current: Pass) -> None:
-        """A backward pass has reached the model: how its loss joins the records must be known, and be one way for all."""
+        """Called when a backward pass reaches the model: how its loss combines the records must be known, and the same for all
+        losses."""
         if isinstance(current.pending, PrivetError):
             raise current.pending
         if current.pending is None:
             raise PrivetError(
-                "The call of backward was not seen: call loss.backward() in the body of the loop, in its own thread."
+                "The call of backward was not seen: call loss.backward() in the body of the loop, in the thread of the loop."
             )
         if current.reduction not in (None, current.pending):
             raise PrivetError(
-                "One loss is a mean over the records, another one a sum: make both a mean, or both a sum."
+                "One loss is a mean over the records and another one is a sum: make both a mean, or both a sum."
             )
         current.reduction = current.pending
 
     # --- modules with a rule of their own ---------------------------------------------------------------------------
 
     def suspend(self, module: nn.Module) -> None:
-        """A module with a rule of its own begins: its operations are not looked at, its parameters are constants."""
+        """Ignore the operations of a module with a rule of its own, and treat its parameters as constants."""
         own = [p for p in module.parameters() if p.requires_grad]
         for parameter in own:
             parameter.requires_grad_(False)
@@ -139,7 +134,7 @@ class Recorder(Marking, TorchFunctionMode):
         _push_mode(self)
 
     def stop(self) -> None:
-        """Leave the stack of modes, wherever in it this one is."""
+        """Leave the stack of modes, at whatever depth this mode is."""
         above = []
         while torch._C._len_torch_function_stack():
             mode = _pop_mode()
@@ -186,7 +181,7 @@ class Recorder(Marking, TorchFunctionMode):
         if name == "batch_norm" and (kwargs.get("training") or (len(args) > 5 and args[5])):
             raise self.refusal(
                 "batch normalization in training mode normalizes each record by the others; privet.fix(model) returns the "
-                "model with GroupNorm in its place, and a pretrained one can be put in eval mode"
+                "model with GroupNorm instead, and a pretrained one can be put in eval mode"
             )
         if name in REFUSED:
             raise self.refusal(REFUSED[name])
@@ -242,7 +237,7 @@ class Recorder(Marking, TorchFunctionMode):
         return out
 
     def before_backward(self, roots: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called when a backward pass begins; the engine looks at the loss here."""
+        """Called when a backward pass begins; the engine inspects the loss here."""
 
     def before_reading_gradient(self, parameter: Tensor) -> None:
         """Called when somebody reads ``parameter.grad``."""
@@ -274,13 +269,13 @@ class Recorder(Marking, TorchFunctionMode):
         return out
 
     def _holds_records(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether records are among the arguments, beside the tensor whose shape and type are taken."""
+        """Whether an argument depends on records, other than the tensor whose shape and dtype are copied."""
         others = {key: value for key, value in kwargs.items() if key != "input"}
         return any(self._look(tensor) is not None for tensor in tensors_in((args, others)))
 
     @staticmethod
     def _all_random(tensors: list[Tensor]) -> bool:
-        """Whether what is computed from these constants is as random as they are."""
+        """Whether all of these constants are random, so that what is computed from them is random, too."""
         given = [tensor for tensor in tensors if tensor.numel() > 1]
         return bool(given) and all(mark_of(tensor) is RANDOM for tensor in given)
 
@@ -296,7 +291,7 @@ class Recorder(Marking, TorchFunctionMode):
                 set_mark(tensor, FREE)
 
     def _let_out(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A value of the records becomes a number of Python, or their gradient is given to a function."""
+        """Handle an operation that turns values of the records into Python numbers, or hooks a function to their gradient."""
         assert self.current is not None
         if self.current.alone:
             return func(*args, **kwargs)
@@ -313,7 +308,7 @@ class Recorder(Marking, TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _refuse_trained_elsewhere(self, known: list[tuple[Tensor, Mark | None]]) -> None:
-        """A tensor that is trained, and of which the plan knows nothing, would have the raw gradient of the records."""
+        """Refuse a trainable tensor that the plan does not know: it would get the raw gradient of the records."""
         for tensor, mark in known:
             if mark is None and tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._names:
                 raise UnsupportedModelError(
@@ -323,7 +318,7 @@ class Recorder(Marking, TorchFunctionMode):
                 )
 
     def _refuse_penalty(self, known: list[tuple[Tensor, Mark | None]]) -> None:
-        """A parameter meets what is left of the records after they were joined: that gradient would belong to no record."""
+        """Refuse a parameter that is combined with a sum or mean over the records: its gradient would belong to no record."""
         if any(mark is not None and mark.stride is not None and mark.stride < UNKNOWN for _, mark in known):
             name = next(name for tensor, _ in known if self.tracks(tensor) for name in self.sources(tensor))
             raise UnsupportedModelError(
@@ -333,12 +328,12 @@ class Recorder(Marking, TorchFunctionMode):
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was written into; tensors of inference mode do not count it."""
+    """How often a tensor was written into; -1 in inference mode, where torch does not count."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def _before(written: Tensor, mark: Mark | None) -> Tensor:
-    """What a constant held before it is written into."""
+    """A copy of a constant before it is written into."""
     if mark is not None or not written.ndim:
         return written
     with torch._C.DisableTorchFunction():

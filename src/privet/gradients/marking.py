@@ -1,4 +1,4 @@
-"""What an operation on records has made, or written: its mark follows from those of its arguments."""
+"""Marks the results of operations on records: a mark follows from the marks of the arguments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ import torch
 from torch import Tensor
 
 from privet.gradients.following import Moved, aligned, dim_beside_records, follow, is_known, joined_shape, takes_entries
-from privet.gradients.layout import MEAN, SUM, UNKNOWN, Position, position, stride_at
-from privet.gradients.marks import FREE, RANDOM, Mark, mark_of, set_mark
-from privet.gradients.recorder.knowledge import Knowledge
+from privet.gradients.knowledge import Knowledge
+from privet.gradients.marks import (
+    FREE,
+    MEAN,
+    RANDOM,
+    SUM,
+    UNKNOWN,
+    Mark,
+    Position,
+    mark_of,
+    position,
+    set_mark,
+    stride_at,
+)
 from privet.gradients.vocabulary import DIVIDING, MULTIPLYING, tensors_in
 
 
 class Marking(Knowledge):
-    """Marks the results of operations on records, and what was written into."""
+    """Marks the results of operations on records, and the tensors that they write into."""
 
     def _follow(
         self,
@@ -29,7 +40,7 @@ class Marking(Knowledge):
         out: Any,
         in_place: bool,
     ) -> None:
-        """Mark what an operation on records has made, or written."""
+        """Mark what an operation on records has returned, or written into."""
         current = self.current
         assert current is not None
         why, strides, source, first = "", [], None, 0
@@ -60,7 +71,7 @@ class Marking(Knowledge):
             moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
             stride = self._place_of_writing(name, moved) if in_place else follow(name, moved)
             doubt = why
-            # What needs no gradient is no loss: an accuracy may be divided by the size of the batch.
+            # Only a loss needs a gradient: an accuracy may be divided by the size of the batch.
             if stride == SUM and first == SUM and tensor.requires_grad and self._divides_by_size(name, args):
                 stride = MEAN
             if stride == UNKNOWN:
@@ -82,7 +93,7 @@ class Marking(Knowledge):
                 self._note_writing(tensor, stride, doubt)
 
     def _divides_by_size(self, name: str, args: tuple[Any, ...]) -> bool:
-        """Whether a sum over the records is divided by their number: then it is a mean, if a self-check says so."""
+        """Whether a sum over the records is divided by their number, according to a self-check: then it is a mean."""
         current = self.current
         assert current is not None
         number = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
@@ -94,11 +105,11 @@ class Marking(Knowledge):
         return any(math.isclose(divisor, each * rows, rel_tol=1e-9) for each in self.size_divisors)
 
     def _place_of_constants(self, name: str, moved: Moved, stride: int) -> str:
-        """A constant with a row for each record ties a record to its place in the batch, which others decide; it must be the
-        same for all records, or random."""
+        """Why a constant is not harmless: with a different row for each place in the batch it makes a record's result depend on
+        its place, which other records decide. It must be the same for all records, or random."""
         shape: Sequence[int] = moved.out.shape
         joined = stride < UNKNOWN
-        if joined:  # a loss that has joined its records: as it was before
+        if joined:  # a loss that has combined its records: use the shape before that
             shape = joined_shape(name, moved)
             stride = aligned(moved, shape) if shape else UNKNOWN
         at = position(shape, stride, moved.records)
@@ -115,7 +126,7 @@ class Marking(Knowledge):
         return ""
 
     def doubt_of_constant(self, tensor: Tensor, at: Position) -> str:
-        """Why a constant with a row for each place in the batch ties a record to its place; empty where it does not."""
+        """Why a constant with a row for each place in the batch makes results depend on the place; empty if it does not."""
         if self.current_trusts() or mark_of(tensor) is RANDOM or self.tracks(tensor) or not tensor.stride(at.dim):
             return ""
         if tensor.shape[at.dim] % (at.outer * at.inner) or _same_for_all(tensor, at):
@@ -126,7 +137,7 @@ class Marking(Knowledge):
         )
 
     def _place_of_writing(self, name: str, moved: Moved) -> int:
-        """Where the records are after something was written into ``moved.out``: where they were before, or nowhere."""
+        """Where the records are after something was written into ``moved.out``: where they were before, or unknown."""
         before = self.stride(moved.out)
         if name in ("__setitem__", "index_put_"):
             return self._place_of_assignment(moved, before)
@@ -134,7 +145,7 @@ class Marking(Knowledge):
         return after if before is None or before == after else UNKNOWN
 
     def _place_of_assignment(self, moved: Moved, before: int | None) -> int:
-        """``x[index] = values``: the index holds no records, and a place of `values` goes to the same place of `x`."""
+        """``x[index] = values``: the index depends on no records, and each record's values go to its own place in `x`."""
         if len(moved.args) < 3 or moved.args[0] is not moved.out:
             return UNKNOWN
         strides = {id(tensor): stride for tensor, stride in moved.tensors}
@@ -142,7 +153,7 @@ class Marking(Knowledge):
         if any(strides.get(id(t)) is not None for t in tensors_in(index)):
             number = isinstance(values, (bool, int, float, complex))
             return self._place_of_number(moved, before, strides) if number else UNKNOWN
-        # Numbers in the place of x: what the index takes of them says where each one is.
+        # Apply the index to x itself: that tells where the records of the selected part are.
         if moved.records == 1:
             return before if before is not None else 0
         own = strides.get(id(values)) if isinstance(values, Tensor) else None
@@ -165,7 +176,7 @@ class Marking(Knowledge):
 
     @staticmethod
     def _place_of_number(moved: Moved, before: int | None, strides: dict[int, int | None]) -> int:
-        """``x[mask] = 0`` and ``x[arange(records), positions] = 1``: a record's index says which of its own entries change."""
+        """``x[mask] = 0`` and ``x[arange(records), positions] = 1``: the index of a record selects entries of its own."""
         out, index = moved.args[:2]
         if isinstance(index, Tensor) and index.dtype == torch.bool:
             with torch._C.DisableTorchFunction():
@@ -182,7 +193,7 @@ class Marking(Knowledge):
         return front if follow("__getitem__", picked) >= 0 else UNKNOWN
 
     def _note_writing(self, tensor: Tensor, stride: int, doubt: str) -> None:
-        """What shares memory with a tensor that records were written into holds records, too."""
+        """Note that everything that shares memory with a tensor now holds records."""
         assert self.current is not None
         if not self.current.trusting:
             self._written[tensor.untyped_storage()._cdata] = tensor
@@ -196,7 +207,7 @@ class Marking(Knowledge):
                 set_mark(base, self.current.unknown(why))
 
     def _note_hidden_writing(self, name: str, tensor: Tensor) -> None:
-        """An operation has changed an argument, and neither its name nor ``out`` has said so."""
+        """Handle an operation that has changed an argument although neither its name nor ``out`` says so."""
         assert self.current is not None
         if self.current.trusting or self.current.alone:
             return
@@ -206,7 +217,7 @@ class Marking(Knowledge):
         self._note_writing(tensor, UNKNOWN, why)
 
     def _save(self, written: Tensor) -> None:
-        """In a rehearsal, keep what a constant held before it is written into."""
+        """In a rehearsal, save a constant before it is written into."""
         if self.still and id(written) not in self.saved and self._is_constant(written):
             with torch._C.DisableTorchFunction():
                 self.saved[id(written)] = (written, written.detach().clone())
@@ -215,7 +226,7 @@ class Marking(Knowledge):
 def _has_shape_of_records(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: list[tuple[Tensor, Mark | None]]
 ) -> bool:
-    """Whether values of the records decide the shape of a result; of an operation that is not known, they may."""
+    """Whether values of the records decide the shape of a result. For an operation that is not known, they may."""
     if not is_known(name):
         return True
     if _has_size_of_records(name, args, kwargs, known):
@@ -228,7 +239,7 @@ def _has_shape_of_records(
 def _has_size_of_records(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: list[tuple[Tensor, Mark | None]]
 ) -> bool:
-    """Whether a whole number of the records says how long something is: ``x[:, :n]``, ``x.narrow(1, 0, n)``."""
+    """Whether an integer of the records is used as a length: ``x[:, :n]``, ``x.narrow(1, 0, n)``."""
     given: Any = (args[1:], kwargs)
     if name in ("__getitem__", "getitem"):
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -249,7 +260,7 @@ def _is_empty(
     stride: int,
     records: int,
 ) -> bool:
-    """Whether a result has a place for each record, and nothing in it: then it holds no value of theirs."""
+    """Whether a result has a place for each record but no entries: then it holds no value of theirs."""
     at = position(source.shape, stride, records) if not out.numel() else None
     if at is None or out.ndim != source.ndim or out.shape[at.dim] != source.shape[at.dim]:
         return False
@@ -257,7 +268,7 @@ def _is_empty(
 
 
 def _same_for_all(tensor: Tensor, at: Position) -> bool:
-    """Whether a constant holds the same for every record."""
+    """Whether a constant has the same values for every record."""
     with torch._C.DisableTorchFunction():
         records = tensor.shape[at.dim] // (at.outer * at.inner)
         rows = tensor.detach().unflatten(at.dim, (at.outer, records, at.inner)).movedim(at.dim + 1, 0)
@@ -265,7 +276,7 @@ def _same_for_all(tensor: Tensor, at: Position) -> bool:
 
 
 def _guessed(moved: Moved) -> int:
-    """Where the records would be if the operation kept them apart, for a run that goes on under this assumption."""
+    """Where the records would be if the operation kept them apart; used in a run that assumes so."""
     known = [(t, s) for t, s in moved.tensors if s is not None and s >= 0]
     if not known:
         return UNKNOWN
