@@ -113,7 +113,7 @@ def test_a_whole_training_with_too_little_noise_is_refuted(monkeypatch):
     from privet.noise import GaussianNoise
     from privet.privacy import Gaussian
 
-    monkeypatch.setattr(GaussianNoise, "event", lambda self: Gaussian(10 * self.multiplier))  # noise of a tenth
+    monkeypatch.setattr(GaussianNoise, "event", lambda self, step=0: Gaussian(10 * self.multiplier))  # noise of a tenth
     found = training(rate=0.5, noise_multiplier=0.5, steps=10, canaries=400)
     assert found.refuted, str(found)
 

@@ -9,7 +9,7 @@ from privet.clipping.rows import grouped_count, grouped_second_moment, grouped_s
 from privet.data import Categorical, Numeric, Split, load
 from privet.errors import InputError
 from privet.methods import class_gaussians, moments, table_moments
-from privet.methods.class_gaussians import Noise, release_gaussians
+from privet.methods.class_gaussians import ReleaseNoise, release_gaussians
 from privet.methods.moments import Moments
 from privet.methods.slant import sheared, slant, upright
 from privet.methods.synthetic import Order
@@ -55,7 +55,7 @@ def test_a_record_moves_every_sum_by_no_more_than_it_may(bad):
 
 
 def test_the_noise_of_four_releases_costs_what_one_costs():
-    noise = Noise.shared(2.0, 0.1, 0.2, 0.3, 0.4)
+    noise = ReleaseNoise.shared(2.0, 0.1, 0.2, 0.3, 0.4)
     parts = (noise.counts, noise.means, noise.directions, noise.covariances)
     assert sum(1 / part**2 for part in parts) == pytest.approx(1 / 2.0**2)
 
@@ -72,7 +72,7 @@ def test_gaussians_come_back_where_there_is_next_to_no_noise():
         spread=float((x - centres[labels]).norm(dim=1).mean()),
         most=6,
         pooling=0.0,
-        noise=Noise(1e-3, 1e-3, 1e-3, 1e-3),
+        noise=ReleaseNoise(1e-3, 1e-3, 1e-3, 1e-3),
         ledger=Ledger(),
         randomness=Randomness.of(0),
     )

@@ -24,17 +24,17 @@ from privet.clipping import (
     Clipping,
     EllipticalClipping,
     FlatClipping,
-    MovingClipping,
     PerLayerClipping,
 )
 from privet.data import Progress
 from privet.errors import InputError
 from privet.gradients import Engine
-from privet.noise import GaussianNoise, GroupedL2Noise, IsotropicL2Noise, NoisePlan, ProductLaplaceNoise
+from privet.noise import GaussianNoise, GroupedL2Noise, IsotropicL2Noise, Noise, ProductLaplaceNoise
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training import Plan
+from privet.training.plan import PlanState
 from privet.training.step import Step
 
 WIDTH = 4
@@ -77,7 +77,7 @@ def clippings() -> dict[str, Clipping]:
     }
 
 
-def noises(epsilon: float) -> dict[str, NoisePlan]:
+def noises(epsilon: float) -> dict[str, Noise]:
     """Every optimised noise of a pure epsilon, with the weights that give the canary's directions the least noise."""
     weights = torch.tensor([1.0, *[1e-3] * (WIDTH - 1)] * 2)
     return {
@@ -91,7 +91,7 @@ def step(
     clipping: Clipping,
     noise_multiplier: float = 1.0,
     *,
-    noise: NoisePlan | None = None,
+    noise: Noise | None = None,
     rate: float = 1.0,
     delta: float = 1e-5,
     draws: int = 20_000,
@@ -150,10 +150,11 @@ class _Laboratory:
     change: dict[str, Tensor]
     """What the canary adds to the bounded sum, over the squared scale of the noise."""
     sums: dict[tuple[int, ...], BoundedSum]
+    state: PlanState
 
     @classmethod
     def of(cls, plan: Plan, seed: int | None) -> _Laboratory:
-        laboratory = cls(plan, Randomness.of(seed), {}, {})
+        laboratory = cls(plan, Randomness.of(seed), {}, {}, plan.init(dict(Directions().named_parameters())))
         alone, nothing = laboratory._sum((len(CANARY_LAST) - 1,)), laboratory._sum(())
         for key, tensor in alone.tensors.items():
             scale = alone.scales[key]
@@ -166,7 +167,7 @@ class _Laboratory:
         """The log-likelihood ratio of as many releases, up to a constant and a rising function."""
         # A clipping that moves looks at what one release holds, and other noise may depend on how many coordinates
         # there are: these are drawn one by one.
-        together = isinstance(self.plan.noise, GaussianNoise) and not isinstance(self.plan.clipping, MovingClipping)
+        together = isinstance(self.plan.noise, GaussianNoise) and type(self.plan.clipping).update is Clipping.update
         most = MANY if together else 1
         found: list[Tensor] = []
         done = 0
@@ -186,7 +187,7 @@ class _Laboratory:
     def _released(self, batch: tuple[int, ...], copies: int, ledger: Ledger) -> Tensor:
         """Scores of independent releases of one sum: copies of it, each of whose coordinates gets noise of its own."""
         step, bounded = self._step(), self._sum(batch)
-        step.clipping, step.bounded = self.plan.clipping, bounded
+        step.state, step.bounded = self.state, bounded
         if copies > 1:
             stacked = {key: tensor.expand(copies, *tensor.shape) for key, tensor in bounded.tensors.items()}
             step.bounded = dataclasses.replace(bounded, tensors=stacked)
@@ -202,7 +203,7 @@ class _Laboratory:
             with Engine(model, loss_reduction="sum") as engine:
                 if batch:
                     model(CANARY_LAST[list(batch)]).sum().backward()
-                step.add(engine.gradients() if batch else engine.empty(), self.plan.clipping)
+                step.add(engine.gradients() if batch else engine.empty(), self.state)
             assert step.bounded is not None
             self.sums[batch] = step.bounded
         return self.sums[batch]

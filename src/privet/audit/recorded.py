@@ -13,8 +13,8 @@ from privet.audit.whole_run import training
 from privet.clipping import FlatClipping
 from privet.data import Progress
 from privet.errors import InputError
-from privet.noise import NoisePlan
-from privet.noise.shaped import CLAIM
+from privet.noise import Noise
+from privet.noise.grouped import CLAIM
 from privet.privacy import Claimed, Event, Gaussian, Ledger, NoisyVotes, PoissonSampled
 from privet.privacy.events import GroupedL2, IsotropicL2, PureEpsilon, Under, tally
 
@@ -95,7 +95,7 @@ def _step(ledger: Ledger) -> tuple[float, Event, int]:
     )
 
 
-def _other(noise: Event) -> tuple[str, NoisePlan]:
+def _other(noise: Event) -> tuple[str, Noise]:
     """A pure-epsilon noise of the same cost, with the weights that hide the canary least."""
     if isinstance(noise, IsotropicL2):
         return "isotropic L2 noise", noises(1 / noise.noise_multiplier)["isotropic L2"]

@@ -19,6 +19,8 @@ from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training import Plan, Private
+from privet.training.drawing import Records
+from privet.training.plan import BudgetLimit
 
 
 def training(
@@ -64,8 +66,8 @@ def training(
     optimizer.register_step_post_hook(see)
     ledger = Ledger()
     engine = Engine(model, loss_reduction="sum")
-    data = TensorDataset(records)
-    private = Private(plan, engine, [optimizer], data, ledger, delta, Randomness.of(seed), size_is_public=False)
+    data = Records(TensorDataset(records), size_is_public=False)
+    private = Private(BudgetLimit(plan, ledger, delta), engine, [optimizer], data, Randomness.of(seed))
     for (x,) in private.batches():
         optimizer.zero_grad()
         model(x).sum().backward()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from privet.training import BudgetExhausted
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 FILE = "clock.txt"
 _SECONDS = 1.0

@@ -16,7 +16,7 @@ from privet.recipes.methods import METHODS
 from privet.recipes.pate import TITLE
 from privet.recipes.recipe import kind_of
 from privet.report import RunRecord
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 Run = Callable[[Job, Dataset, Path, OnStep], RunRecord]
 

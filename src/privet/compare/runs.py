@@ -11,7 +11,7 @@ from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.synthetic import Order
 from privet.recipes.residual_run import run_residual
 from privet.report import RunRecord
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 GAMMA = 0.5
 """Of residual perturbation: its paper's choices lie between 0.3 and 0.75."""

@@ -17,7 +17,7 @@ from privet.randomness import Randomness
 
 
 @dataclass(frozen=True)
-class Noise:
+class ReleaseNoise:
     """The noise multiplier of each release.
 
     Gaussian releases compose exactly: together they cost what one release with
@@ -30,7 +30,7 @@ class Noise:
     covariances: float
 
     @classmethod
-    def shared(cls, sigma: float, counts: float, means: float, directions: float, covariances: float) -> Noise:
+    def shared(cls, sigma: float, counts: float, means: float, directions: float, covariances: float) -> ReleaseNoise:
         """Of a budget that one release with noise `sigma` spends, so large a share for each."""
         return cls(*(sigma / math.sqrt(share) for share in (counts, means, directions, covariances)))
 
@@ -70,7 +70,7 @@ def release_gaussians(
     spread: float,
     most: int,
     pooling: float,
-    noise: Noise,
+    noise: ReleaseNoise,
     ledger: Ledger,
     randomness: Randomness,
 ) -> ClassGaussians:

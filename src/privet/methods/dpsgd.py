@@ -16,8 +16,8 @@ from privet.data import Split
 from privet.errors import InputError
 from privet.privacy import Ledger
 from privet.training import BudgetExhausted, Plan, Private, make_private
-from privet.training.standing import OnStep as OnStep
-from privet.training.standing import Standing
+from privet.training.logs import OnStep as OnStep
+from privet.training.logs import StepReport
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -101,7 +101,7 @@ def _loop(
     test: Split | None,
     on_step: OnStep | None,
 ) -> None:
-    standing = Standing(private)
+    standing = StepReport(private)
     for inputs, labels in private.batches() if private.steps_done < private.plan.steps else ():
         before = private.steps_done
         if views > 1:

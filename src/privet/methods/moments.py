@@ -10,7 +10,7 @@ from torch import Tensor
 
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.class_gaussians import ClassGaussians, Noise, release_gaussians
+from privet.methods.class_gaussians import ClassGaussians, ReleaseNoise, release_gaussians
 from privet.methods.scattering_teacher import ScatteringTeacher, probabilities, scatters
 from privet.methods.slant import mapped, sheared, upright
 from privet.methods.synthetic import OnStep, Order, Synthetic, check_classes
@@ -96,7 +96,7 @@ class Moments:
             spread=self.spread,
             most=self.components,
             pooling=self.pooling,
-            noise=Noise.shared(sigma, *(self.generator_share * part for part in self._parts())),
+            noise=ReleaseNoise.shared(sigma, *(self.generator_share * part for part in self._parts())),
             ledger=ledger,
             randomness=randomness,
         )

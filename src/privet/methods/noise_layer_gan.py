@@ -26,7 +26,7 @@ from privet.methods.adversarial import (
 )
 from privet.methods.synthetic import OnStep, Order, Synthetic
 from privet.models.dcgan import Discriminator, Generator, discriminator
-from privet.noise.layer import NoiseLayer
+from privet.noise.gaussian import NoiseLayer
 from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, Relation, steps_of
 from privet.randomness import Randomness
 from privet.training import BudgetExhausted

@@ -14,7 +14,7 @@ from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Gaussian, Ledger, Relation
 from privet.randomness import Randomness
 from privet.sampling import FixedSizeSampling, PaddedPoissonSampling
-from privet.sampling.padded import EMPTY
+from privet.sampling.samplers import EMPTY
 
 SCHEMES = {"padded": Relation.ADD_REMOVE, "fixed": Relation.REPLACE_ONE}
 """How rows are sampled, and for which relation that is accounted."""

@@ -16,6 +16,7 @@ from privet.methods.synthetic import OnStep, Order
 from privet.models import scattering_linear
 from privet.privacy import Ledger
 from privet.randomness import Randomness
+from privet.training import Performance
 
 _AT_ONCE = 2**22
 """So many numbers stay in the processor's cache."""
@@ -66,7 +67,7 @@ class ScatteringTeacher:
             features.with_inputs(rows),
             batch_size=lot,
             public_size=number,
-            physical_batch_size=fits if fits < lot else None,
+            performance=Performance(physical_batch_size=fits if fits < lot else None),
             steps=self.steps,
             epsilon=order.epsilon,
             delta=order.delta,

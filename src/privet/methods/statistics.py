@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from privet.clipping.bounded import BoundedSum
-from privet.clipping.rows import clipped_sum, normalised_second_moment, symmetric
+from privet.clipping.rows import clipped_sum, normalized_second_moment, symmetric
 from privet.data import Split
 from privet.noise import GaussianNoise
 from privet.privacy import CovarianceRelease, Ledger
@@ -70,7 +70,7 @@ def private_second_moment(
     """
     noise = GaussianNoise(noise_multiplier)
     ledger.require_unit(records.unit)
-    total = _over(records, lambda rows, shares: normalised_second_moment(view(rows), shares))
+    total = _over(records, lambda rows, shares: normalized_second_moment(view(rows), shares))
     ledger.record(CovarianceRelease(noise_multiplier))
     return symmetric(noise.add(total, randomness.noise)).div_(public_size)
 

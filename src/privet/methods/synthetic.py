@@ -12,7 +12,7 @@ from torch import Tensor
 from privet.data import Categorical, Numeric, Split
 from privet.errors import InputError
 from privet.privacy import Ledger, Relation
-from privet.training.standing import OnStep as OnStep
+from privet.training.logs import OnStep as OnStep
 
 LABELS = ("protected", "votes")
 

@@ -79,7 +79,7 @@ class LastLayers(nn.Linear):
         return scores
 
 
-class Average(nn.Module):
+class MeanScores(nn.Module):
     """The mean over the members of their class scores."""
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def _network(
         layers += [nn.Flatten(), nn.Linear(width, classes)]
     else:
         apart = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (members, width)))
-        layers += [apart, LastLayers(width, classes, members), Average()]
+        layers += [apart, LastLayers(width, classes, members), MeanScores()]
     network = nn.Sequential(*layers)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):

@@ -32,7 +32,7 @@ from privet.privacy import Spent
 from privet.recipes.recipe import Origin, check_origins
 from privet.report.plain import MisfitError, build
 from privet.report.record import AttackResult
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 FOLDER = "comparisons"
 

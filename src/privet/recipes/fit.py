@@ -21,9 +21,9 @@ from privet.recipes.methods import Method, method_named
 from privet.recipes.prepare import Prepared, build_model, prepare
 from privet.recipes.recipe import Recipe, Settings
 from privet.recipes.releases import Releases
-from privet.training import Plan
+from privet.training import Performance, Plan
 from privet.training.folder import RunFolder
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 _NUMBERS_AT_ONCE = 2**22
 _ENTRIES = 100
@@ -161,7 +161,7 @@ def _train(
         on_step=on_step,
         measure_every=max(1, round(steps * lot / records / _ENTRIES)),
         batch_size=lot,
-        physical_batch_size=_physical(prepared.train, lot),
+        performance=Performance(physical_batch_size=_physical(prepared.train, lot)),
         steps=steps,
         epsilon=epsilon,
         # Noise that a paper states: the budget then ends the training.

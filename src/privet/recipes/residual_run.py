@@ -24,8 +24,7 @@ from privet.recipes.prepare import scores
 from privet.recipes.run import fraction_right, marked, measure, summary, title_of
 from privet.report import AttackResult, Epoch, ModelSummary, OtherRun, RunRecord, renew, save_weights, versions
 from privet.training.folder import remove_working_files
-from privet.training.logs import logged
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep, logged
 
 PATCH = (3, 50, 50)
 

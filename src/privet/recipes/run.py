@@ -37,8 +37,7 @@ from privet.report import (
 )
 from privet.report.data_mark import mark_of
 from privet.training.folder import LEDGER, remove_working_files
-from privet.training.logs import logged
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep, logged
 
 
 def run(

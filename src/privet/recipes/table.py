@@ -19,7 +19,7 @@ from privet.recipes.fit import fit
 from privet.recipes.methods import method_named
 from privet.recipes.recipe import Published, Recipe
 from privet.report.plain import MisfitError, build
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 _POINTS = 60
 """How many points of a curve are kept."""

@@ -15,7 +15,7 @@ from privet.reproduction.figure import make_figure
 from privet.reproduction.results import Results
 from privet.reproduction.source import Part, sources
 from privet.synthesis import table as students
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 OnLine = Callable[[str, str, int, int], None]
 """Called before each line with the part, the line, its number and how many there are."""

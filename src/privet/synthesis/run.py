@@ -22,8 +22,7 @@ from privet.synthesis import attacks
 from privet.synthesis.release import write_release
 from privet.synthesis.students import Student, check_students, train_student
 from privet.training.folder import remove_working_files
-from privet.training.logs import logged
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep, logged
 
 
 def run(

@@ -15,6 +15,7 @@ from privet.audit.stations.releases import ClassCounts, HeldOut, Teachers
 from privet.audit.stations.training import LOUD, Training, plain_loss
 from privet.clipping import AdaptiveClipping
 from privet.privacy import Schedule
+from privet.training import Performance
 
 
 def _momentum(model: nn.Module) -> Optimizer:
@@ -86,7 +87,7 @@ def path_stations() -> tuple[Station, ...]:
             linear,
             short(),
             one(),
-            settings={"physical_batch_size": 1},
+            settings={"performance": Performance(physical_batch_size=1)},
         ),
         Training(
             "moved clipping norm",

@@ -13,6 +13,7 @@ from privet.audit.stations.models import Growing, Late, Normalized, Positions, S
 from privet.audit.stations.records import cancelling, one, short
 from privet.audit.stations.training import LOUD, PUBLIC_SIZE, Training
 from privet.clipping import EllipticalClipping
+from privet.training import Performance
 
 
 def _masked(model: nn.Module, x: Tensor, step: int) -> Tensor:
@@ -125,7 +126,7 @@ def model_stations() -> tuple[Station, ...]:
             one(),
             noise=1.0,
             rate=0.5,
-            settings={"physical_batch_size": 1},
+            settings={"performance": Performance(physical_batch_size=1)},
             public_loss=lambda model: 10 * model(torch.eye(4)[1:2]).sum(),
         ),
         Training(
