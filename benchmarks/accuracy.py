@@ -18,11 +18,11 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from privet.recipes.methods import CLAIMED, METHODS
+from privet.recipes.table import Row
 
 from privet import recipes
 from privet.cli.reproduce import shown
-from privet.recipes.methods import CLAIMED, METHODS
-from privet.recipes.table import Row
 from privet.io.plain import build
 
 sys.path.insert(0, str(Path(__file__).parent))

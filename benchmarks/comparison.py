@@ -7,11 +7,11 @@ from itertools import groupby
 from pathlib import Path
 
 from _page import DOCS, put
-
 from privet.cli.comparisons import shown
 from privet.recipes import comparison
 from privet.recipes.comparison import Comparison, Measured
 from privet.recipes.comparison_figure import draw_rocs
+
 from privet.io.plain import build
 
 NAME = "wang-cifar10"

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from _page import put
+from privet.recipes.table import Row, merge
 
 from privet import data, recipes
 from privet.methods.dpsgd import accuracy
-from privet.recipes.table import Row, merge
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 PUBLIC = 5000

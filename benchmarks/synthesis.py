@@ -14,8 +14,9 @@ from pathlib import Path
 
 from privet.cli.student_tables import shown_students
 from privet.recipes.table import Row
-from privet.io.plain import build
 from privet.synthesis import table
+
+from privet.io.plain import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _page import put

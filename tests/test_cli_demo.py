@@ -5,6 +5,7 @@ import json
 from importlib import resources
 
 import pytest
+from privet.compare import worker
 from privet.compare.job import Job, Sizes
 from privet.compare.result import read_result
 from privet.compare.row import Row
@@ -12,7 +13,6 @@ from typer.testing import CliRunner
 
 from privet.cli import app
 from privet.cli import demo as verb
-from privet.compare import worker
 from privet.errors import PrivetError
 from privet.report import RunRecord, load_model
 

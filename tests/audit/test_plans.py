@@ -25,8 +25,8 @@ from privet.clipping import (
     PerLayerClipping,
     ScheduledClipping,
 )
-from privet.clipping.spherical import COUNT
 from privet.clipping.bounded import clipping_factors
+from privet.clipping.spherical import COUNT
 from privet.errors import InputError
 from privet.noise import GaussianNoise, IsotropicL2Noise, MovingShapeNoise, ScheduledNoise, ShapedNoise
 from privet.privacy import Schedule

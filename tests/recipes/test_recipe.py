@@ -6,6 +6,7 @@ from importlib import resources
 import pytest
 import torch
 import yaml
+from privet.recipes import fit, load, names, pick
 from privet.recipes.recipe import ORIGINS
 from privet.recipes.releases import Releases
 
@@ -14,7 +15,6 @@ from privet.data import Dataset, Split
 from privet.errors import InputError
 from privet.privacy import Budget, CovarianceRelease, Gaussian, Ledger, LedgerError
 from privet.randomness import Randomness
-from privet.recipes import fit, load, names, pick
 
 DELTA = 1e-5
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from privet.clipping.bounded import ROUNDING, BoundedSum, check_bound, clipping_factors
-from privet.gradients.numerics import squared_norms
-from privet.gradients.numerics import weigh
+from privet.gradients.numerics import squared_norms, weigh
 
 _SMALLEST = 1e-30
 """Records shorter than this count as zero."""

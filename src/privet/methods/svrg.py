@@ -164,6 +164,7 @@ def train(
         raise InputError("A run in a folder has its ledger there: leave out ledger.")
     randomness = Randomness.of(seed)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    state, snapshot_state = plan.differences.init(parameters), plan.snapshots.init(parameters)
 
     def gradients(network: nn.Module, indices: Tensor) -> PerExampleGradients:
         with Engine(network) as engine:
