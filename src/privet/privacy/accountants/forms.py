@@ -1,4 +1,7 @@
-"""What several theorems see of an event: a Gaussian of some multiplier, a pure epsilon, or an (epsilon, delta)."""
+"""Views of an event that several theorems share: as one Gaussian, as a pure epsilon or as an (epsilon, delta).
+
+Also the list of the events that theorems cover inside a sample: an event that is not listed is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from privet.privacy.events import (
     Composed,
     CovarianceRelease,
     Event,
+    FixedSizeSampled,
     Gaussian,
     GroupedL2,
     IsotropicL2,
@@ -16,6 +20,7 @@ from privet.privacy.events import (
     NoisyTopCount,
     NoisyVotes,
     Nothing,
+    PaddedPoisson,
     PoissonSampled,
     PublishedClaim,
     PureEpsilon,
@@ -24,11 +29,11 @@ from privet.privacy.events import (
     ShuffledEpoch,
     Under,
 )
-from privet.privacy.relations import Relation
+from privet.privacy.guarantees import Relation
 
 
 def bare(event: Event) -> Event:
-    """The event without the wrappers that only lower its guarantee, and without the shuffling that earns nothing."""
+    """The event without the wrappers that only weaken its guarantee."""
     while isinstance(event, Under):
         event = event.event
     return event
@@ -37,7 +42,7 @@ def bare(event: Event) -> Event:
 def gaussian_multiplier(event: Event, relation: Relation) -> float | None:
     """Standard deviation over sensitivity if the event is one joint Gaussian release, else None.
 
-    Several Gaussian releases of the same sample are one: 1/sigma^2 adds up. A sample at rate 1 is everything.
+    Several Gaussian releases of the same sample count as one, since 1/sigma^2 adds up. Sampling at rate 1 is no sampling.
     """
     match bare(event):
         case Gaussian(noise_multiplier=sigma):
@@ -115,3 +120,60 @@ def amplified(epsilon: float, rate: float) -> float:
     if epsilon > 500:
         return epsilon + math.log(rate)
     return math.log1p(rate * math.expm1(epsilon))
+
+
+BOTH_RELATIONS: tuple[type[Event], ...] = (
+    Gaussian,
+    Laplace,
+    IsotropicL2,
+    GroupedL2,
+    CovarianceRelease,
+    NoisyVotes,
+    NoisyTopCount,
+    PureEpsilon,
+    ApproximateDP,
+    PublishedClaim,
+    Nothing,
+)
+"""Events with bounds for adding, removing and replacing a record, where the bound for replacing is the largest."""
+
+INSIDE: dict[type[Event], tuple[type[Event], ...]] = {
+    # Add/remove: Zhu, Dong and Wang 2022, theorem 11, for any mechanism with a dominating pair. Replace one: advanced joint
+    # convexity (Balle, Barthe and Gaboardi 2018, theorem 2) compares the sample that has the record with one that has its
+    # replacement and with one that has neither, so the mechanism must also be bounded for removing a record.
+    PoissonSampled: BOTH_RELATIONS,
+    PaddedPoisson: BOTH_RELATIONS,
+    # Replace one: all samples have the same size, so a bound for replacing a record is enough (the same paper, theorem 9).
+    FixedSizeSampled: (*BOTH_RELATIONS, RandomizedResponse),
+    # Parallel composition for a replaced record: no amplification, and all batches have known sizes.
+    ShuffledEpoch: (*BOTH_RELATIONS, RandomizedResponse),
+}
+"""The events that each kind of sampling may contain, alone or composed, and the theorems for them."""
+
+_REASONS: dict[type[Event], str] = {
+    RandomizedResponse: "the number of answers shows how many records were drawn, so sampling does not amplify it",
+    ShuffledEpoch: "it is bounded only for replacing a record, and a sample without the record has one record less",
+}
+
+
+def why_not_inside(event: Event) -> str | None:
+    """Why no theorem covers the events inside a sampling event; None if one does, or if nothing is sampled."""
+    outer = bare(event)
+    listed = INSIDE.get(type(outer))
+    if listed is None or (isinstance(outer, PoissonSampled) and outer.rate in (0, 1)):
+        return None
+    for part in (part for inner in outer.inner for part in _parts(inner)):
+        if type(part) not in listed:
+            inside = f"{type(part).__name__} inside {type(outer).__name__}"
+            return f"{inside}: {_REASONS.get(type(part), 'no theorem is listed for this combination')}"
+    return None
+
+
+def _parts(event: Event) -> tuple[Event, ...]:
+    """The single releases that `event` is composed of."""
+    event = bare(event)
+    if isinstance(event, Repeated | Composed):
+        return tuple(part for inner in event.inner for part in _parts(inner))
+    if isinstance(event, PoissonSampled) and event.rate == 1:
+        return _parts(event.event)
+    return (event,)

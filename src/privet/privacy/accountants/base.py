@@ -1,4 +1,4 @@
-"""Accountants interpret events: from what was done to what it cost."""
+"""The interface of accountants, which compute the privacy cost of events."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from privet.errors import InputError
-from privet.privacy.accountants._sampling import why_not_inside
-from privet.privacy.events import Adaptive, Event, NotPrivate, composed, tally
-from privet.privacy.events._base import Leaf
-from privet.privacy.guarantees import Guarantee, Proved, weakest
-from privet.privacy.relations import Relation
+from privet.io import Registry
+from privet.privacy.accountants.forms import why_not_inside
+from privet.privacy.events import Adaptive, Event, Leaf, NotPrivate, composed, tally
+from privet.privacy.guarantees import Assumed, Guarantee, Proved, Relation, weakest
+from privet.privacy.pld.pairs import Array
 from privet.privacy.spent import Spent
 
 Tally = tuple[Leaf, ...]
-Array = npt.NDArray[np.float64]
+"""The single events of a run, each with its count."""
 
 
 class UnsupportedEventError(InputError):
@@ -27,33 +27,39 @@ class UnsupportedEventError(InputError):
 
 
 class Accountant(ABC):
-    """An interpreter of events.
+    """Computes epsilon and delta of events. A new accountant defines `why_not`, `bound_epsilon` and `bound_delta`.
 
-    Formal guarantees: `epsilon` and `delta` are upper bounds under the accountant's theorem. An event that the
-    theorem does not cover raises `UnsupportedEventError`, naming both; nothing is skipped.
+    Formal guarantees: `epsilon` and `delta` are upper bounds under the accountant's theorem. An event that the theorem does
+    not cover raises `UnsupportedEventError`, which names both; no event is skipped.
     """
 
     key: ClassVar[str]
-    """The short name: "pld"."""
+    """The short name, such as "pld"."""
     name: ClassVar[str]
-    """The name in a sentence: "PLD"."""
+    """The name in a sentence, such as "PLD"."""
 
     @property
     def basis(self) -> Guarantee:
-        """What stands behind this accountant's theorem: proved, unless it is kept only to compare with a paper."""
-        return Proved()
+        """How well this accountant's theorem is founded.
+
+        Privet's own accountants are proved, unless they exist only to compare with a paper. Privet cannot check those of
+        other packages, so by default their statements assume that they are right.
+        """
+        if type(self).__module__.partition(".")[0] == "privet":
+            return Proved()
+        return Assumed(f"the accountant {self.name}, which is not part of Privet, is right")
 
     @abstractmethod
     def why_not(self, leaf: Event, relation: Relation) -> str | None:
         """Why this accountant cannot bound `leaf` under `relation`; None if it can."""
 
     @abstractmethod
-    def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
-        """An upper bound of epsilon for supported, noisy events."""
+    def bound_epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
+        """An upper bound of epsilon for events that `why_not` accepts."""
 
     @abstractmethod
-    def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
-        """An upper bound of delta for supported, noisy events."""
+    def bound_delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
+        """An upper bound of delta for events that `why_not` accepts."""
 
     def supports(self, event: Event, relation: Relation | str = Relation.ADD_REMOVE) -> bool:
         """Whether every part of `event` has a bound here."""
@@ -64,9 +70,9 @@ class Accountant(ABC):
         return all(self.reason_against(leaf, kind) is None for leaf, _ in tally(event))
 
     def epsilon(self, event: Event, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> float:
-        """The least epsilon that this accountant can state at `delta`: 0 for nothing, infinite for no privacy.
+        """The least epsilon that this accountant can state at `delta`: 0 for no event, infinity for no privacy.
 
-        At delta = 1 nothing is promised, so epsilon is 0 whatever was done.
+        At delta = 1 nothing is promised, so epsilon is 0 for every event.
         """
         if not 0 <= delta <= 1:
             raise InputError(f"delta must be between 0 and 1, and is {delta!r}.")
@@ -79,7 +85,7 @@ class Accountant(ABC):
             return 0.0
         if any(isinstance(leaf, NotPrivate) for leaf, _ in events):
             return math.inf
-        return _sane(self._epsilon(events, delta, kind))
+        return _sane(self.bound_epsilon(events, delta, kind))
 
     def delta(self, event: Event, epsilon: float, relation: Relation | str = Relation.ADD_REMOVE) -> float:
         """The least delta that this accountant can state at `epsilon`."""
@@ -94,17 +100,17 @@ class Accountant(ABC):
             return 0.0
         if any(isinstance(leaf, NotPrivate) for leaf, _ in events):
             return 1.0
-        return min(1.0, _sane(self._delta(events, epsilon, kind)))
+        return min(1.0, _sane(self.bound_delta(events, epsilon, kind)))
 
     def deltas(self, event: Event, epsilons: npt.ArrayLike, relation: Relation | str = Relation.ADD_REMOVE) -> Array:
-        """The privacy profile: `delta` at each of `epsilons`, the larger of both directions, in one go.
+        """The privacy profile: `delta` at each of `epsilons`, the larger of the two directions.
 
         Args:
             event: what was done.
             epsilons: numbers of at least 0, in any order and shape; infinity is allowed.
             relation: which data sets are neighbors.
 
-        Formal guarantees: as `delta` at each point. The values never rise with epsilon.
+        Formal guarantees: those of `delta` at each point. The values never rise with epsilon.
         """
         removed, added = self.directions(event, epsilons, relation)
         return np.maximum(removed, added)
@@ -114,9 +120,9 @@ class Accountant(ABC):
     ) -> tuple[Array, Array]:
         """The privacy profiles of both directions: (with the record against without it, without it against with it).
 
-        Each is the hockey-stick divergence sup_S P(S) - e^epsilon Q(S), from above: first for P on the data set with the
-        record and Q without it ("remove"), then the other way round ("add"). The two for epsilon >= 0 determine the
-        trade-off function. They are equal where the relation is symmetric, and where the accountant knows only the larger one.
+        Each is an upper bound of the hockey-stick divergence sup_S P(S) - e^epsilon Q(S): first for P on the data set with
+        the record and Q without it ("remove"), then the other way round ("add"). The two together determine the trade-off
+        function. They are equal if the relation is symmetric, or if the accountant knows only the larger one.
 
         Args:
             event, epsilons, relation: as in `deltas`.
@@ -139,14 +145,14 @@ class Accountant(ABC):
         sides = []
         for found in self._directions(events, points.ravel()[order], kind):
             falling = np.empty(points.size)
-            # What bounds delta at an epsilon bounds it at every larger one.
+            # A bound of delta at one epsilon is a bound at every larger epsilon.
             falling[order] = np.minimum.accumulate(np.where(np.isnan(found), 1.0, np.clip(found, 0.0, 1.0)))
             sides.append(falling.reshape(points.shape))
         return sides[0], sides[1]
 
     def _directions(self, events: Tally, epsilons: Array, relation: Relation) -> tuple[Array, Array]:
         """Upper bounds of delta at ascending epsilons, for each direction; here the same for both."""
-        found = np.array([self._delta(events, float(epsilon), relation) for epsilon in epsilons])
+        found = np.array([self.bound_delta(events, float(epsilon), relation) for epsilon in epsilons])
         return found, found
 
     def spent(
@@ -155,7 +161,7 @@ class Accountant(ABC):
         """The full statement for `event` at `delta`."""
         chosen = _by_filter(event)
         if chosen is not None:
-            # With the mark: what the statement means is a matter of the filter too, not of what was used of it.
+            # Keep the event marked as adaptive, so that its meaning is also computed by the filter.
             return replace(chosen[0].spent(chosen[1], delta, relation, unit=unit), event=event)
         return Spent(
             epsilon=self.epsilon(event, delta, relation),
@@ -178,30 +184,45 @@ class Accountant(ABC):
         return events
 
     def reason_against(self, leaf: Event, relation: Relation) -> str | None:
-        """Why `leaf` has no bound here; None if it has one. Where nothing is protected, infinity is one."""
+        """Why `leaf` has no bound here; None if it has one. An event without privacy has the bound infinity."""
         if isinstance(leaf, NotPrivate):
             return None
         return why_not_inside(leaf) or self.why_not(leaf, relation)
 
 
 def _by_filter(event: Event) -> tuple[Accountant, Event] | None:
-    """The filter for a run of which parts were chosen after others were seen, and the run without that mark; else None."""
+    """For a run with adaptive parts, its filter and the run without the marks; otherwise None."""
     leaves = tuple(event.leaves())
     filters = {(leaf.order, leaf.limit, leaf.relation) for leaf, _ in leaves if isinstance(leaf, Adaptive)}
     if not filters:
         return None
     if len(filters) > 1:
         raise UnsupportedEventError(
-            "Parts of this run were chosen by different filters, and a filter has to be fixed before the first release: no "
-            "theorem adds them up."
+            "Parts of this run were chosen under different filters, but a filter has to be fixed before the first release: no "
+            "theorem composes them."
         )
     from privet.privacy.accountants.filters import Filter
 
     plain = composed(*((leaf.event if isinstance(leaf, Adaptive) else leaf) * count for leaf, count in leaves))
-    # The leaves have lost what only lowers a guarantee.
+    # The leaves have lost the wrappers that weaken the guarantee.
     return Filter(*filters.pop()), plain if plain.guarantee == event.guarantee else plain.under(event.guarantee)
 
 
 def _sane(value: float) -> float:
-    """Never negative, never NaN: a bound that could not be computed is no bound."""
+    """Make a bound non-negative, and infinite if it could not be computed (NaN)."""
     return math.inf if math.isnan(value) else max(0.0, value)
+
+
+def _checked(value: object) -> Accountant:
+    """Accept an accountant, or a class of accountants that needs no arguments."""
+    try:
+        made = value() if isinstance(value, type) else value
+    except TypeError as error:
+        raise InputError(f"The accountant {value!r} cannot be created: {error}.") from None
+    if not isinstance(made, Accountant):
+        raise InputError(f"{value!r} is not an accountant: derive it from privet.privacy.Accountant.")
+    return made
+
+
+ACCOUNTANTS: Registry[Accountant] = Registry("accountant", "privet.accountants", _checked)
+"""All accountants by their short names; `ACCOUNTANTS.register` adds one."""
