@@ -23,7 +23,7 @@ from privet.recipes.table import Row
 
 from privet import recipes
 from privet.cli.reproduce import shown
-from privet.io.plain import build
+from privet.io import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _page import put

@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))  # the planted bugs are those of the tests
 
 import privet
 from privet import audit
-from privet.methods import audit_release
 from privet.attacks import Fitting, Roc, lira, membership, quarters
 from privet.audit import Audit, Claim, ClopperPearson, OneRun
 from privet.audit.one_step import clippings, noises
+from privet.methods import audit_release
 from privet.privacy import Ledger
 from tests.audit.broken import BUGS
 

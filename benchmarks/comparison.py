@@ -12,7 +12,7 @@ from privet.recipes import comparison
 from privet.recipes.comparison import Comparison, Measured
 from privet.recipes.comparison_figure import draw_rocs
 
-from privet.io.plain import build
+from privet.io import build
 
 NAME = "wang-cifar10"
 RESULTS = Path(__file__).parent / "results" / f"{NAME}.json"

@@ -16,7 +16,7 @@ from privet.cli.student_tables import shown_students
 from privet.recipes.table import Row
 from privet.synthesis import table
 
-from privet.io.plain import build
+from privet.io import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _page import put

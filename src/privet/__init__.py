@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from privet.allocator import keep_freed_memory
     from privet.gradients import fix
+    from privet.io import keep_freed_memory
     from privet.training import BudgetExhausted, Performance, make_private
 
 _PUBLIC = {
     "BudgetExhausted": "privet.training",
     "Performance": "privet.training",
     "fix": "privet.gradients",
-    "keep_freed_memory": "privet.allocator",
+    "keep_freed_memory": "privet.io",
     "make_private": "privet.training",
 }
 _ROOMS = (

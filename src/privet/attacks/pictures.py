@@ -16,8 +16,8 @@ from privet.attacks.inversion import Inverted, Reversed, class_means, invert
 from privet.attacks.synthetic import ASKED, closeness, nearest, some
 from privet.attacks.target import Target
 from privet.data import Dataset
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 
 INTERNAL = "internal"
 COLUMNS = 10

@@ -13,7 +13,7 @@ from privet.attacks.result import AttackResult
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
 from privet.io.registry import Registry
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
 
 _CHUNK = 2000
 

@@ -197,7 +197,7 @@ def _prepare(job: Job, dataset: Dataset) -> None:
     from privet.data import compute_features
     from privet.methods.preparation import build_model
     from privet.methods.recipe import chosen
-    from privet.models.on_features import OnFeatures
+    from privet.models.features import OnFeatures
 
     if job.settings.get("model"):
         return

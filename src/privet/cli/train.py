@@ -204,7 +204,7 @@ def say_recipe(method: Method, task: Task) -> None:
 
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
     """The result, for a terminal or for a program."""
-    from privet.randomness.streams import SECRET, SEEDED
+    from privet.randomness.sources import SECRET, SEEDED
     from privet.report.statement import title
 
     mark = SEEDED if record.seeded else SECRET

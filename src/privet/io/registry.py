@@ -12,9 +12,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from privet.errors import InputError, PrivetError, PrivetWarning
 
@@ -46,14 +47,18 @@ class Registry(Generic[T]):
         check: converts a registered object to the value that is stored, or raises `InputError`.
     """
 
+    _all: ClassVar[list[Registry[Any]]] = []
+
     def __init__(self, kind: str, group: str, check: Callable[[Any], T] | None = None) -> None:
         self.kind, self.group = kind, group
+        self._one = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
         self._check = check
         self._values: dict[str, T] = {}
         self._given: dict[str, tuple[object, str]] = {}
         """For each name the object as it was registered, and the module that registered it."""
         self._failures: dict[str, str] = {}
         self._loaded = False
+        Registry._all.append(self)
 
     @overload
     def register(self, key: str, value: V) -> V: ...
@@ -70,7 +75,9 @@ class Registry(Generic[T]):
         if not isinstance(key, str):
             name = getattr(key, "key", None)
             if not isinstance(name, str):
-                raise InputError(f"A {self.kind} needs a name: register it with one, or give it the attribute 'key'.")
+                raise InputError(
+                    f"{self._one.capitalize()} needs a name: register it with one, or give it the attribute 'key'."
+                )
             return self._add(name, key, by)
         if value is not None:
             return self._add(key, value, by)
@@ -79,12 +86,12 @@ class Registry(Generic[T]):
     def _add(self, key: str, value: V, by: str) -> V:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", key):
             raise InputError(
-                f"A {self.kind} cannot be called {key!r}: use letters, digits, dots, dashes and underscores."
+                f"{self._one.capitalize()} cannot be called {key!r}: use letters, digits, dots, dashes and underscores."
             )
         known = self._given.get(key)
         if known is not None and known[0] is not value and (known[1] != by or _built_in(by)):
             whose = "is part of Privet" if _built_in(known[1]) else f"was registered by {known[1]}"
-            raise InputError(f"There is a {self.kind} {key!r} already, which {whose}: choose another name.")
+            raise InputError(f"There is {self._one} {key!r} already, which {whose}: choose another name.")
         self._values[key] = self._check(value) if self._check is not None else value  # type: ignore[assignment]
         self._given[key] = (value, by)
         return value
@@ -93,9 +100,9 @@ class Registry(Generic[T]):
         """The value of that name; otherwise `InputError` with the names that there are."""
         if key in self:
             return self._values[key]
-        if key in self._failures:
-            raise InputError(self._failures[key])
-        near = difflib.get_close_matches(str(key).lower(), self._values, n=1)
+        if failure := self.failure(key):
+            raise InputError(failure)
+        near = difflib.get_close_matches(str(key).lower(), self._values, n=1, cutoff=0.7)
         hint = f" did you mean {near[0]!r}? There" if near else " there"
         raise InputError(f"There is no {self.kind} {key!r}:{hint} are {', '.join(self._values)}.")
 
@@ -119,11 +126,28 @@ class Registry(Generic[T]):
         self._load()
         return tuple(self._values.items())
 
+    def failure(self, key: str) -> str:
+        """Why the entry point of that name cannot be used; empty if there is none or it works."""
+        self._load(asked=key)
+        return self._failures.get(key, "")
+
+    @staticmethod
+    @contextmanager
+    def restored() -> Iterator[None]:
+        """Undo the registrations of a block in all registries; for tests."""
+        before = [(one, one._values.copy(), one._given.copy()) for one in Registry._all]
+        try:
+            yield
+        finally:
+            for one, values, given in before:
+                one._values, one._given = values, given
+
     def _load(self, asked: object = None) -> None:
         """Load the entry points of other packages, the first time; warn of those that fail, except of the one `asked` for."""
         if self._loaded:
             return
         self._loaded = True
+        broken: list[str] = []
         for point in sorted(
             importlib.metadata.entry_points(group=self.group), key=lambda one: (_package(one), one.name)
         ):
@@ -135,8 +159,9 @@ class Registry(Generic[T]):
             except (Exception, SystemExit) as error:
                 said = f"The {self.kind} {point.name!r} of the package {_package(point)} cannot be used: {_why(error)}."
                 self._failures[point.name] = said
-                if point.name != asked:
-                    warnings.warn(said, PrivetWarning, stacklevel=4)
+                broken += [said] if point.name != asked else []
+        for said in broken:
+            warnings.warn(said, PrivetWarning, stacklevel=4)
 
 
 def load_plugin(path: Path | str) -> ModuleType:

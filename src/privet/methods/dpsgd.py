@@ -18,7 +18,7 @@ from privet.errors import InputError
 from privet.methods.method import Context, Method, Outcome, Ran, Task, TrainedModel, option, register
 from privet.methods.preparation import Prepared, arguments, build_model, prepare, releases_of, reserve_accuracy
 from privet.methods.recipe import Recipe, Settings, chosen
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger
 from privet.sampling import PoissonSampling

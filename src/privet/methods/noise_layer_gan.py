@@ -27,7 +27,7 @@ from privet.methods.adversarial import (
 from privet.methods.method import Task, register
 from privet.methods.recipe import kind_of
 from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
-from privet.models.dcgan import Discriminator, Generator, discriminator
+from privet.models.gans import Discriminator, Generator, discriminator
 from privet.noise.gaussian import NoiseLayer
 from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, steps_of
 from privet.randomness import Randomness

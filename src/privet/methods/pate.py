@@ -30,7 +30,7 @@ from privet.methods.voting import (
     label_by_votes,
     votes_in,
 )
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
 from privet.privacy import Budget, Ledger, NoisyVotes, PublicRecords
 from privet.randomness import Randomness
 

@@ -24,7 +24,7 @@ from privet.privacy import Budget, Ledger, NoisyTopCount, NoisyVotes
 from privet.privacy.events import tally
 from privet.privacy.spent import round_up
 from privet.randomness import Randomness, SecureSource, Source
-from privet.randomness.draws import fill_normal
+from privet.randomness.sources import fill_normal
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from privet.noise.additive import AdditiveNoise, Noise, SteadyNoise, added_on_gr
 from privet.noise.bound import lower_bound, require_budget, require_weights
 from privet.privacy import Budget, Event, Gaussian, Schedule
 from privet.randomness import SecureSource, Source
-from privet.randomness.draws import CHUNK, fill_normal
+from privet.randomness.sources import CHUNK, fill_normal
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from privet.noise.additive import AdditiveNoise, Noise, SteadyNoise, require_bou
 from privet.noise.bound import isotropic_constant, lower_bound, require_budget, require_weights
 from privet.privacy import Claimed, Event, GroupedL2, PureEpsilon
 from privet.randomness import Source
-from privet.randomness.draws import CHUNK, fill_normal, gamma
+from privet.randomness.sources import CHUNK, fill_normal, gamma
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from privet.noise.additive import AdditiveNoise
 from privet.noise.bound import LEAST, isotropic_constant, lower_bound, require_budget, require_weights
 from privet.privacy import Event, GroupedL2, IsotropicL2, PureEpsilon
 from privet.randomness import Source
-from privet.randomness.draws import CHUNK, fill_laplace, fill_normal, gamma, uniform
+from privet.randomness.sources import CHUNK, fill_laplace, fill_normal, gamma, uniform
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,8 @@ from typing import Any
 from privet import __version__
 from privet.attacks.result import AttackResult
 from privet.audit import Audit
-from privet.data.whole import write_whole
 from privet.errors import InputError
-from privet.io.plain import MisfitError, build, to_plain
+from privet.io import MisfitError, build, to_plain, write_whole
 from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.private_accuracy import Measured
 from privet.privacy import Ledger, Spent, accountant_names

@@ -17,9 +17,9 @@ from markupsafe import Markup
 from privet.attacks.result import Rate
 from privet.attacks.result import Interval
 from privet.audit import Audit
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.errors import InputError, PrivetError
-from privet.io.plain import MisfitError, build
+from privet.io import MisfitError, build
 from privet.privacy import Spent, Together
 from privet.privacy.spent import round_up
 from privet.report import OtherRun, RunRecord, figures, renew, words

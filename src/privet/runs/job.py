@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from privet.data import Dataset
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.errors import InputError
-from privet.io.plain import MisfitError, build
+from privet.io import MisfitError, build
 from privet.methods import METHODS, DataSpec, Method, Public, Task, method_for, settings_of
 from privet.runs.runner import Measuring
 from privet.training import BudgetExhausted

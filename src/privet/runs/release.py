@@ -17,7 +17,7 @@ from torch import Tensor
 from privet import data
 from privet.data import Categorical, Numeric, Schema
 from privet.data.idx import write_idx
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.errors import InputError
 from privet.methods.synthetic import Synthetic
 from privet.report import SyntheticSummary

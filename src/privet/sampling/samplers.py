@@ -13,7 +13,7 @@ from torch import Tensor
 from privet.errors import InputError, PrivetError
 from privet.privacy import Event, FixedSizeSampled, PaddedPoisson, PoissonSampled, Relation
 from privet.randomness import SecureSource, Source
-from privet.randomness.draws import permutation
+from privet.randomness.sources import permutation
 
 EMPTY = -1
 """The index of a place that holds no record."""

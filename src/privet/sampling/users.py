@@ -14,7 +14,7 @@ from privet.data.owners import Key, owners_of
 from privet.errors import InputError
 from privet.privacy import Event, Relation
 from privet.randomness import Source
-from privet.randomness.draws import permutation
+from privet.randomness.sources import permutation
 from privet.sampling.samplers import Sampling
 
 

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
+from privet.io import write_whole
 from privet.training.plan import PlanState
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from privet.errors import InputError, PrivetError
-from privet.locks import Busy, Lock
+from privet.io import Busy, Lock
 from privet.privacy import Event, Ledger, LedgerError, Relation
 from privet.training.checkpoint import Stateful, digest, load_checkpoint, save_checkpoint
 from privet.training.identity import require_same
