@@ -124,7 +124,7 @@ def _of_method(method: str | None, example: Example, power: Power, progress: Any
     from privet.methods.statistics import audit_release
 
     if method in RELEASES:
-        asked = {"draws": power.draws, "confidence": power.confidence, "seed": power.seed}
+        asked: dict[str, Any] = {"draws": power.draws, "confidence": power.confidence, "seed": power.seed}
         return (audit_release(method, example.noise, delta=example.delta, **asked, progress=progress),)
     every = [key for key in METHODS if key.startswith("dpsgd")] + ["optimized-noise-elliptical"]
     found: list[Audit] = []
@@ -163,8 +163,7 @@ def _say(found: tuple[Audit, ...], stations: tuple[Audit, ...], as_json: bool) -
 
 def _table(stations: tuple[Audit, ...]) -> str:
     """The laboratory as a table, a line for each station, and its result in a sentence."""
-    from privet.audit.laboratory import CONTRADICTION
-    from privet.audit.result import CRASHED, REFUSED, round_down
+    from privet.audit.result import CONTRADICTION, CRASHED, REFUSED, round_down
 
     rows = [("station", "looks for", "claim", "bound", "ceiling", "verdict")]
     for one in stations:

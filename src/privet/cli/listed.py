@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from privet.cli.program import AsJson, verb
 from privet.cli.records import Plugins, load_plugins, recipe_names
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
@@ -78,9 +79,9 @@ def methods(
 
 def table_of_methods() -> str:
     """The methods as a Markdown table; variants of one class share a line."""
-    from privet.methods import METHODS
+    from privet.methods import METHODS, Method
 
-    lines: dict[type, list[str]] = {}
+    lines: dict[type[Method], list[str]] = {}
     for key, method in METHODS.items():
         lines.setdefault(type(method), []).append(key)
     rows = ["| method | makes | where the noise is | proof | source |", "|---|---|---|---|---|"]
@@ -132,9 +133,9 @@ def attacks(plugins: Plugins = None, as_json: AsJson = False) -> None:
     load_plugins(plugins)
     from privet.attacks import attack_named, attack_names
 
-    found = []
+    found: list[dict[str, Any]] = []
     for key in attack_names():
-        attack = attack_named(key)
+        attack: Any = attack_named(key)
         settings = {
             f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.name not in ("key", "title")
         }

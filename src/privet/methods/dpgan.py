@@ -40,7 +40,7 @@ from privet.training import Average, BudgetExhausted, Private, make_private
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dpgan(SyntheticMethod):
     """DP-SGD on a discriminator of (record, label); everything else is post-processing of its noisy gradients.
 

@@ -201,7 +201,7 @@ _EMBEDDED = 1000
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FrozenNoiseLayerGan(SyntheticMethod):
     """Rows of (embedding, label) under noise, and a GAN that learns from them alone.
 

@@ -40,7 +40,7 @@ CLAIM = Claimed(
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublishedNoiseLayerGan(SyntheticMethod):
     """The source's teacher, its training and its accounting.
 

@@ -185,7 +185,7 @@ class SyntheticMethod(Method):
         )
 
     def fit(self, task: Task, context: Context) -> Outcome:
-        order, maker = self.order(task), self._maker(task)
+        order, maker = self.order(task), self._synthesizer(task)
         given = order
         if context.protect_test:  # without the share of the accuracy
             given = replace(order, epsilon=left_for_others(order.epsilon, order.delta, self.relation))
@@ -199,7 +199,7 @@ class SyntheticMethod(Method):
             noise_path=made.place,
         )
 
-    def _maker(self, task: Task) -> Synthesizer:
+    def _synthesizer(self, task: Task) -> Synthesizer:
         if self.labels != "votes":
             return self
         from privet.methods.pate import usual_teachers
