@@ -7,8 +7,7 @@ from torch import Tensor
 
 from privet.clipping.bounded import BoundedSum
 from privet.clipping.factors import ROUNDING, check_bound, clipping_factors
-from privet.gradients.norms import squared_norms
-from privet.gradients.weighing import weigh
+from privet.gradients.numerics import squared_norms, weigh
 
 _SMALLEST = 1e-30
 """Records shorter than this count as zero."""

@@ -24,8 +24,7 @@ from privet.clipping import FlatClipping
 from privet.data import Split
 from privet.errors import InputError
 from privet.gradients import Engine, PerExampleGradients
-from privet.gradients.norms import scaled_squared_norms, squared_norms
-from privet.gradients.weighing import weigh
+from privet.gradients.numerics import scaled_squared_norms, squared_norms, weigh
 from privet.methods.dpsgd import Loss, Trained
 from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Ledger
