@@ -18,7 +18,7 @@ from privet.gradients.marks import MEAN, UNKNOWN, Pass, position
 from privet.gradients.operation import MODULE_RULES, OwnRule
 from privet.gradients.per_example import PerExampleGradients
 from privet.gradients.recorder import NOT_PUBLIC, Recorder
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 from privet.gradients.vocabulary import tensors_in
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
@@ -172,7 +172,7 @@ class Engine:
 
     def empty(self) -> PerExampleGradients:
         """The gradients of an empty batch."""
-        return PerExampleGradients(self._recorder, Pass(0, Budget(0)), 1.0)
+        return PerExampleGradients(self._recorder, Pass(0, MemoryBudget(0)), 1.0)
 
     def _close(self) -> PerExampleGradients:
         assert self._pass is not None
@@ -320,7 +320,7 @@ class Engine:
         """Inside, gradients reach the parameters as usual, and a loss that depends on a private batch is refused."""
         with self.paused():
             before = self._pass, self._recorder.current
-            self._pass = Pass(0, Budget(0), trusting=False, public=True)
+            self._pass = Pass(0, MemoryBudget(0), trusting=False, public=True)
             self._recorder.take(self._pass)
             self._listen()
             try:
@@ -329,8 +329,8 @@ class Engine:
                 self._stop()
                 self._pass, self._recorder.current = before
 
-    def _new_budget(self) -> Budget:
-        return Budget(DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget)
+    def _new_budget(self) -> MemoryBudget:
+        return MemoryBudget(DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget)
 
     def _open(self, opened: Pass) -> None:
         if self._pass is not None:

@@ -19,7 +19,7 @@ from typing import Literal
 from torch import Tensor
 
 from privet.errors import PrivetError
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 UNKNOWN = -1
 """The stride of a tensor that depends on the batch in an unknown way."""
@@ -135,7 +135,7 @@ class Pass:
     """What one forward and one backward pass over one physical batch recorded."""
 
     records: int
-    budget: Budget
+    budget: MemoryBudget
     each: int = 1
     """The number of consecutive examples of each record: more than one where a record is a user."""
     trusting: bool = True

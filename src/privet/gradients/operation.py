@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from privet.errors import PrivetError
 from privet.gradients.following import Moved, follow
 from privet.gradients.marks import UNKNOWN, position
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 if TYPE_CHECKING:
     from privet.gradients.recorder import Recorder
@@ -229,7 +229,7 @@ class Own(Use):
     def kind(self) -> str:
         return f"{self.rule.name} (own rule)"
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         from privet.errors import PrivetError
 
         formed = self.rule.per_example(self.owner, saved, grad)

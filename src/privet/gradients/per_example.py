@@ -14,7 +14,7 @@ from privet.errors import PrivetError
 from privet.gradients.marks import Pass
 from privet.gradients.numerics import add_weighed, scaled_squared_norms, squared_norms
 from privet.gradients.recorder import Recorder
-from privet.gradients.use import CHUNK_BYTES, Budget, Use
+from privet.gradients.use import CHUNK_BYTES, MemoryBudget, Use
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,7 +375,7 @@ def _nothing(parameter: Tensor) -> Tensor:
     return torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
 
 
-def _joined(uses: Sequence[Use], budget: Budget) -> list[Use]:
+def _joined(uses: Sequence[Use], budget: MemoryBudget) -> list[Use]:
     """The uses, with uses of the same kind and the same parameters joined into one if their rule can do that."""
     alike: dict[tuple[object, ...], list[Use]] = defaultdict(list)
     for use in uses:

@@ -16,7 +16,7 @@ small reused one does not."""
 
 
 @dataclass
-class Budget:
+class MemoryBudget:
     """How many bytes of per-example gradients may be kept until the clipping factors are known."""
 
     left: float
@@ -63,11 +63,11 @@ class Use:
     def kind(self) -> str:
         return type(self).__name__
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         """Take the saved inputs and the gradient of the output; called in the backward pass."""
         raise NotImplementedError(self.kind)
 
-    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
+    def join(self, others: Sequence[Use], budget: MemoryBudget) -> Use | None:
         """One use that replaces this one and others with the same slots (a layer that is called often); None if the rule has
         none."""
         return None

@@ -16,7 +16,7 @@ from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import Rounding, bounded_squared_norms
 from privet.gradients.rules.linear import at_least_single
 from privet.gradients.rules.patches import Geometry, Instances, Patches, by_patches, by_pixels, has_channels_last
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 _MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 1.2, 0.7, 10_000
 """Costs in nanoseconds: of a multiplication in a matrix product; of a number copied into a patch; of a number of an instance
@@ -101,7 +101,7 @@ class Convolution(Use):
     instances: list[tuple[slice, Instances]] | None = None
     """The gradients of the weight for slices of the records, if they are kept."""
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         dtype = at_least_single(next(iter(self.slots.values())).dtype)
         x, grad = self._images(saved[0], self.input_stride).to(dtype), self._images(grad, self.output_stride).to(dtype)
         if "bias" in self.slots:

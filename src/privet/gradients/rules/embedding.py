@@ -15,7 +15,7 @@ from torch import Tensor
 from privet.gradients.numerics import cached_chunks, squared_norms, summed_squared_norms
 from privet.gradients.operation import REFUSED, Operation, operation
 from privet.gradients.rules.linear import as_sequences
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 REFUSED["embedding_renorm_"] = (
     "max_norm changes the rows of its table in place as the records use them, outside the clipped gradient. Build the "
@@ -78,7 +78,7 @@ class Embedding(Use):
     owners: Tensor
     tokens: Tensor
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         weight = self.slots["weight"]
         tokens = as_sequences(saved[0].unsqueeze(-1), self.input_stride, self.records).flatten(1)
         rows = as_sequences(grad, self.output_stride, self.records).reshape(-1, grad.shape[-1]).to(weight.dtype)
@@ -131,7 +131,7 @@ class EmbeddingBag(Use):
     bags: Tensor
     """``(records, bags of one record)``: where each bag is in the output."""
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         self.tokens, self.bag_of_token, self.bag_sizes, self.chosen = saved[:4]
         # In float64, so that the norm, which is a product, and the sum agree.
         self.token_weights = saved[4].double() if len(saved) > 4 else None

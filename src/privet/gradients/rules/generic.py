@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privet.gradients.marks import Position, canonical, position, stride_at
 from privet.gradients.operation import Operation, operation
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 _BROADCASTING = (
     "add sub mul div true_divide subtract multiply divide rsub pow rpow maximum minimum where lerp addcmul addcdiv "
@@ -109,7 +109,7 @@ class Parameter(Use):
 
     place: Position
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         tensor, at = self.slots["parameter"], self.place
         split = grad.unflatten(at.dim, (at.outer, self.records, at.inner)).movedim(at.dim + 1, 0)
         # Keep the record's dimension with size 1, so that broadcasting is undone dimension by dimension.
@@ -125,7 +125,7 @@ class Rows(Use):
     grad: Tensor | None = None
     per_record = ("grad",)
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         self.grad = canonical(grad, self.stride, self.records).contiguous()
         self.method = "chunks"
 
@@ -219,7 +219,7 @@ class Generic(Use):
     def kind(self) -> str:
         return f"torch.func ({self.operation})"
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         self.inputs = [_front(t.detach(), at, self.records) for t, at in zip(saved, self.places.values(), strict=True)]
         self.grad = _front(grad, self.out_place, self.records)
         self.method = "chunks"

@@ -14,7 +14,7 @@ from privet.gradients.marks import canonical
 from privet.gradients.numerics import add_weighed, scaled_squared_norms, squared_norms, weigh, workspace
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import GramSums, Rounding, bounded_squared_norms, product_of
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 _PIECE_BYTES = 2**22
 """Size of the pieces in which gradients are kept. Of 1 to 8 MiB it was the fastest for sequences of a transformer and an LSTM
@@ -82,14 +82,14 @@ class Linear(Use):
     """The gradients of the weight for slices of the records, if they are kept. Small pieces fit into memory that activations
     have freed; fresh memory costs a page fault for every 4 KiB."""
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         dtype = at_least_single(next(iter(self.slots.values())).dtype)
         x = as_sequences(saved[0], self.input_stride, self.records).to(dtype)
         grad = as_sequences(grad, self.output_stride, self.records).to(dtype)
         self.x, self.grad = x, grad
         self._choose_method(budget)
 
-    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
+    def join(self, others: Sequence[Use], budget: MemoryBudget) -> Use | None:
         """Replace several calls by one call on the concatenated sequences."""
         parts = [use for use in (self, *others) if isinstance(use, Linear)]
         inputs = [use.x for use in parts if use.x is not None]
@@ -101,7 +101,7 @@ class Linear(Use):
         whole._choose_method(budget)
         return whole
 
-    def _choose_method(self, budget: Budget) -> None:
+    def _choose_method(self, budget: MemoryBudget) -> None:
         assert self.x is not None and self.grad is not None
         length, width, height = self.x.shape[1], self.x.shape[2], self.grad.shape[2]
         if length == 1:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from privet.gradients.marks import Position, canonical, position
 from privet.gradients.operation import Operation, Receive, operation
 from privet.gradients.rules.generic import own_copy
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 _CHUNK_BYTES = 2**20
 """Elementwise passes use chunks of this size, so that the next pass finds its input in the cache. Of 64 KiB to 4 MiB it was the
@@ -222,7 +222,7 @@ class _PerChannel(Use):
 
     at: Position
 
-    def hold_rows(self, budget: Budget, **rows: Tensor) -> None:
+    def hold_rows(self, budget: MemoryBudget, **rows: Tensor) -> None:
         """Keep the sums of each row of the batch, added up if several rows belong to one record."""
         budget.take(self.instance_bytes())
         split = (self.at.outer, self.records, self.at.inner)
@@ -234,7 +234,7 @@ class Affine(_PerChannel):
 
     statistics: Callable[[Tensor], tuple[Tensor, Tensor]]
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         dtype = next(iter(self.slots.values())).dtype
         x = saved[0].to(dtype)
         grad = in_format_of(x, grad.to(dtype))
@@ -268,7 +268,7 @@ class GroupNorm(_PerChannel):
     wants_input_gradient: bool = True
     input_gradient: Tensor | None = None
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         x, mean, rstd = saved
         method = self._folded if x.is_contiguous() else self._channels_last
         weight, bias = method(x, mean, rstd, grad)
@@ -322,14 +322,14 @@ class _PerFeature(Use):
         features = math.prod(tensor.shape[tensor.ndim - slot.ndim :])
         return canonical(tensor, stride, self.records).reshape(self.records, -1, features).to(slot.dtype)
 
-    def hold_features(self, budget: Budget, **sums: Tensor | None) -> None:
+    def hold_features(self, budget: MemoryBudget, **sums: Tensor | None) -> None:
         budget.take(self.instance_bytes())
         found = {name: t.view(self.records, *self.slots[name].shape) for name, t in sums.items() if t is not None}
         self.hold(found, "sums")
 
 
 class LayerNorm(_PerFeature):
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         x, mean, rstd = saved
         weight = bias = None
         x, grad = self.sequences(x, self.stride), self.sequences(grad, self.stride)
@@ -344,7 +344,7 @@ class LayerNorm(_PerFeature):
 class RmsNorm(_PerFeature):
     eps: float | None
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         shape = self.slots["weight"].shape
         normal = torch.rms_norm(saved[0], list(shape), None, self.eps)
         self.hold_features(

@@ -18,7 +18,7 @@ from privet.gradients.numerics import add_weighed
 from privet.gradients.operation import Operation, Receive, operation
 from privet.gradients.rules.generic import own_copy
 from privet.gradients.rules.linear import PASSING_BYTES, Linear, products
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 
 @dataclass(frozen=True)
@@ -445,7 +445,7 @@ class Gates(Linear):
     def kind(self) -> str:
         return f"Linear ({self.operation})"
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         super().receive(saved, grad, budget)
         if self.method == "gram" and not self._sums_at_once():
             self.shared.setdefault("inputs", {})[id(self)] = self.x
@@ -471,7 +471,7 @@ class Gates(Linear):
         self.shared["weighed"] = weights, sums
         return sums.pop(id(self))
 
-    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
+    def join(self, others: Sequence[Use], budget: MemoryBudget) -> Use | None:
         whole = super().join(others, budget)
         if isinstance(whole, Gates):
             whole.shared = {}
