@@ -13,7 +13,7 @@ import typer
 
 from privet.cli.program import AsJson, verb
 from privet.cli.progress import computing
-from privet.cli.records import Plugins, command_line, keys, load_again, load_plugins, pairs
+from privet.cli.records import Plugins, command_line, keys, load_again, load_plugins, load_records, pairs
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ def attack(
         ),
     ] = None,
     model: Model = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="For a loop of your own: the records it was trained on, and others, as train and test parts."
+        ),
+    ] = "",
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,10 +100,13 @@ def attack(
     Every result is appended to the run's record, with date, command and power; page and card list them all.
     """
     load_plugins(plugins)
+    from privet.io.names import LOOP
+    from privet.methods import DataSpec
     from privet.report import RunRecord
     from privet.runs.after import attack_run, attack_with
+    from privet.runs.own import record_of_loop
 
-    record = RunRecord.read(run)
+    record = record_of_loop(run) if (run / LOOP).exists() else RunRecord.read(run)
     given: dict[str, Any] = moved.settings() | pairs(settings or ())
     wanted = keys(attacks) or ["distance" if record.synthetic else "loss"]
     if moved.signal == "confidence" and wanted == ["loss"]:
@@ -109,7 +118,11 @@ def attack(
         _invert(record, run, model, as_json)
         return
     chosen = [attack_with(key, given) for key in wanted]
-    dataset = load_again(record.data)
+    if (run / LOOP).exists() and not data:
+        raise InputError(
+            f"{run} holds a loop of your own: name its records with --data, for example --data py:package.module:load."
+        )
+    dataset = load_records(DataSpec(data)) if data else load_again(record.data)
     with computing() as progress:
         results, page, extra = attack_run(run, chosen, dataset, model=model, command=command_line(), progress=progress)
     if as_json:

@@ -97,12 +97,11 @@ def audit(
     stations: tuple[Audit, ...] = ()
     with computing() as progress:
         if run is not None:
-            from privet.report import RunRecord
             from privet.runs import audit_run
 
-            before = len(RunRecord.read(run).audits)
-            record = audit_run(run, effort.power(), model=model, command=command_line(), progress=progress)
-            found: tuple[Audit, ...] = record.audits[before:]
+            found: tuple[Audit, ...] = audit_run(
+                run, effort.power(), model=model, command=command_line(), progress=progress
+            )
         else:
             found = _of_method(method, example, effort.power(), progress)
             if laboratory and method in (None, "dpsgd"):

@@ -142,7 +142,7 @@ def _cells(outcome: Compared) -> list[str]:
     return [
         row.method,
         (MARKS | (VACUOUS_MARKS if standing.vacuous else {}))[standing.kind],
-        f"{100 * record.accuracy:.2f} %",
+        "" if record.accuracy is None else f"{100 * record.accuracy:.2f} %",
         round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
         _audited(outcome),
         f"{attack.auc:.3f}" if attack else "",

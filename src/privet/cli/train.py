@@ -261,7 +261,7 @@ def say_measured(record: RunRecord) -> None:
     typer.echo(measured(record))
     if not record.data.public:
         typer.echo(f"{INTERNAL}:")
-    if not record.data.public and record.data.unprotected:
+    if not record.data.public and record.data.unprotected and record.test_accuracy is not None:
         typer.echo(f"The accuracy on the unprotected records is {100 * record.test_accuracy:.2f} %.")
     for attack in record.attacks:
         for line in sentences(attack, public=record.data.public):

@@ -15,7 +15,8 @@ from privet.report.record import (
     SyntheticSummary,
     versions,
 )
-from privet.report.weights import load_model, save_weights
+from privet.report.weights import load_model
+from privet.training.checkpoint import save_weights
 
 __all__ = [
     "AttackResult",

@@ -142,7 +142,7 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
     tiles = [
         Tile(
             f"A student's accuracy on the {on}" if record.synthetic else f"Accuracy on the {on}",
-            f"{100 * record.accuracy:.2f} %",
+            "not measured" if record.accuracy is None else f"{100 * record.accuracy:.2f} %",
             _beside_accuracy(record),
         )
     ]
@@ -185,6 +185,8 @@ def _who_else(record: RunRecord, standing: words.Standing) -> str:
 
 
 def _beside_accuracy(record: RunRecord) -> str:
+    if record.training_accuracy is None or record.test_accuracy is None:
+        return "the loop was the user's own: private.report(test=...) measures it"
     on_training = f"on the training records {100 * record.training_accuracy:.2f} %"
     utility = record.utility
     if utility is None:

@@ -195,9 +195,9 @@ class RunRecord:
     model: ModelSummary
     settings: dict[str, str]
     history: tuple[Epoch, ...]
-    test_accuracy: float
+    test_accuracy: float | None
     """Exact; where the test records are not public, for those alone who may see them."""
-    training_accuracy: float
+    training_accuracy: float | None
     attacks: tuple[AttackResult, ...] = ()
     """Every attack that was ever made on the run, in order."""
     audits: tuple[Audit, ...] = ()
@@ -235,7 +235,7 @@ class RunRecord:
         return self.utility if self.utility is not None and (self.data.public or self.utility.noise) else None
 
     @property
-    def accuracy(self) -> float:
+    def accuracy(self) -> float | None:
         """The accuracy to show to whoever may see the data: the one that was measured for others, where there is one."""
         return self.utility.accuracy if self.utility is not None else self.test_accuracy
 

@@ -137,8 +137,10 @@ def measured(record: RunRecord) -> str:
     """How well the release does, in a sentence that may be published."""
     found = record.released_utility
     whose = "of a model that was trained on the synthetic data alone" if record.synthetic else "of the model"
-    if found is None and record.data.public:  # a record of version 0.1.0
+    if found is None and record.data.public and record.test_accuracy is not None:  # a record of version 0.1.0
         return f"The accuracy {whose} is {words.share(record.test_accuracy)}, measured on the test records."
+    if record.test_accuracy is None:
+        return f"The accuracy {whose} was not measured."
     if found is None:
         return (
             f"The accuracy {whose} was not measured in a way that may be published: exact figures of private records stay "

@@ -5,22 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from privet.errors import InputError
-from privet.io import write_whole
 from privet.models import recorded_model
 from privet.report.record import RunRecord
-
-FILE = "model.safetensors"
-
-
-def save_weights(model: nn.Module, folder: Path) -> str:
-    """Write the model's parameters and buffers; gives the file's name, for the record."""
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    write_whole(folder / FILE, save(weights), mode=0o644)  # the release: everybody may read it
-    return FILE
 
 
 def load_model(record: RunRecord, folder: Path, model: str = "") -> nn.Module:

@@ -108,7 +108,7 @@ class Comparison:
     def best(self) -> Compared | None:
         """The most accurate of those whose statement holds."""
         sound = [outcome for outcome in self.outcomes if outcome.holds]
-        return max(sound, key=lambda outcome: outcome.record.accuracy if outcome.record else 0.0, default=None)
+        return max(sound, key=lambda outcome: (outcome.record and outcome.record.accuracy) or 0.0, default=None)
 
     @property
     def internal_mode(self) -> int:
@@ -224,6 +224,6 @@ def _resolved(outcome: Compared) -> bool:
 
 def _drawn(outcome: Compared) -> figures.Measured:
     record, interval = outcome.record, outcome.interval
-    assert record is not None
+    assert record is not None and record.accuracy is not None
     low, high = (interval.low, interval.high) if interval is not None else (record.accuracy, record.accuracy)
     return figures.Measured(outcome.row.title, record.accuracy, low, high, outcome.holds)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from privet.errors import InputError, PrivetError
 from privet.io import write_whole
+from privet.io.names import MODEL
 from privet.training.plan import PlanState
 
 if TYPE_CHECKING:
@@ -182,3 +183,10 @@ def _key(key: Any, where: str) -> str | int:
     if type(key) not in (str, int):
         raise PrivetError(f"{where} has the key {key!r}, and keys in a checkpoint are text or whole numbers.")
     return key  # type: ignore[no-any-return]
+
+
+def save_weights(model: nn.Module, folder: Path) -> str:
+    """Write the model's parameters and buffers; gives the file's name, for the record."""
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    write_whole(folder / MODEL, save(weights), mode=0o644)  # the release: everybody may read it
+    return MODEL

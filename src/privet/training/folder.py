@@ -153,12 +153,14 @@ class Saving:
         identity: settings that must be the same when the run is resumed.
         every: steps from one checkpoint to the next; None for an epoch.
         stateful: more parts to save and to continue, by name.
+        own_loop: whether the folder belongs to a loop of the user's own, which leaves its description there.
     """
 
     run: RunFolder
     identity: Mapping[str, Any]
     every: int | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    own_loop: bool = False
 
 
 def _locked(folder: Path) -> Lock:

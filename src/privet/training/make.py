@@ -233,7 +233,13 @@ def make_private(
         if run is not None:
             # Another division into physical batches rounds differently, which does no harm to a release.
             divided = {"physical_batch_size": physical if seed is not None else None}
-            saving = Saving(run, plain(settings) | divided | source.identity, performance.save_every, stateful or {})
+            saving = Saving(
+                run,
+                plain(settings) | divided | source.identity,
+                performance.save_every,
+                stateful or {},
+                own_loop=not isinstance(folder, RunFolder),
+            )
             run.begin(saving.identity, seeded=seed is not None)
         private = Private(
             BudgetLimit(plan, ledger, delta, budget),

@@ -73,7 +73,22 @@ class Plan:
     def step_event(self, step: int) -> Event:
         """The event of step 0, 1, 2, ..."""
         event = self.sampling.event(self.noise.event(step))
-        return event.under(Assumed(*self.assumptions)) if self.assumptions else event
+        assumed = self.assumptions + self.trusted
+        return event.under(Assumed(*assumed)) if assumed else event
+
+    @cached_property
+    def trusted(self) -> tuple[str, ...]:
+        """What is assumed of parts that are not Privet's own: nobody here has proved that they keep their contract."""
+        contracts = (
+            (self.sampling, "draws records as its event says"),
+            (self.clipping, "bounds what each record contributes as it states"),
+            (self.noise, "adds the noise that its event states"),
+        )
+        return tuple(
+            f"{type(part).__name__}, which is not part of Privet, {contract}"
+            for part, contract in contracts
+            if not type(part).__module__.startswith("privet.")
+        )
 
     def events(self, first: int, end: int) -> Event:
         """The event of the steps from `first` up to but not including `end`."""

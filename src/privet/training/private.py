@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -14,9 +17,11 @@ from torch.optim import Optimizer
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import mark_of
+from privet.io import write_whole
+from privet.io.names import LOOP
 from privet.privacy import Event, Spent
 from privet.randomness import Randomness
-from privet.training.checkpoint import Stateful, restore, state_of
+from privet.training.checkpoint import Stateful, restore, save_weights, state_of
 from privet.training.drawing import PhysicalBatch, Records, other_parts
 from privet.training.folder import RunFolder, Saving
 from privet.training.identity import RunDescription, class_path, plain
@@ -102,6 +107,7 @@ class Private:
         self._check_plan()
         check_optimizers(self.optimizers, self._parameters)
         self._run_folder: RunFolder | None = saving.run if saving is not None else None
+        self._own_loop = saving is not None and saving.own_loop
         self._save_every = (saving.every if saving is not None else None) or self.steps_per_epoch
         self.identity = dict(saving.identity) if saving is not None else {}
         self.stateful: dict[str, Stateful] = dict(saving.stateful) if saving is not None else {}
@@ -121,6 +127,16 @@ class Private:
         models = settings.pop("models", (self.engine.model,))
         paths = tuple(class_path(type(model)) for model in models)
         return RunDescription(self.plan, plain(settings), self.steps_done, self.delta, self.ledger, paths)
+
+    @property
+    def run_folder(self) -> RunFolder | None:
+        """The folder of the run; None for one in memory."""
+        return self._run_folder
+
+    @property
+    def dataset(self) -> Any:
+        """The records that the loop trains on."""
+        return self._records.dataset
 
     def spent(self) -> Spent:
         """The cost of the recorded steps, with everything that must go with epsilon."""
@@ -225,6 +241,37 @@ class Private:
         if self._part is not None and not self._part.last:
             raise PrivetError("A step of several physical batches can only be saved after its last one.")
         self._run_folder.save(self.steps_done, state_of(self))
+        if self._own_loop and self.steps_done:
+            self._leave_description()
+
+    def _leave_description(self) -> None:
+        """Write the weights, and what a record of this run needs to know: `privet report` makes the page from them."""
+        assert self._run_folder is not None
+        folder, told = self._run_folder.path, self.description
+        with self.average.applied() if self.average is not None else nullcontext():
+            save_weights(self.engine.model, folder)
+        facts = {
+            "settings": told.settings,
+            "steps": told.steps_done,
+            "delta": told.delta,
+            "models": list(told.models),
+            "parameters": sum(p.numel() for p in self.engine.model.parameters()),
+            "shape": _shape(self.dataset),
+            "data": self.identity.get("data", ""),
+            "seed": self.identity.get("seed"),
+        }
+        write_whole(folder / LOOP, (json.dumps(facts, indent=1) + "\n").encode(), mode=0o600)
+
+    def report(self, test: Any = None, **about: Any) -> Path:
+        """Measure and attack the model, and write record, card and page into the folder of the run; returns the page.
+
+        Args:
+            test: records that were not trained on: a `privet.data.Split`, or inputs and labels. Without it nothing is measured.
+            about: further arguments of `privet.runs.own.report_loop`.
+        """
+        # The rooms above this one are looked up by name: nothing here depends on them.
+        made: Path = import_module("privet.runs.own").report_loop(self, test, **about)
+        return made
 
     def close(self) -> None:
         """End the run: the optimizers become ordinary again, and the folder is free for another process."""
@@ -562,3 +609,10 @@ class Batches:
 def step_name(number: int) -> str:
     """The name of a step of the plan in a run's journal."""
     return f"step {number}"
+
+
+def _shape(dataset: Any) -> list[int]:
+    """The shape of the first input of a record, which is public; empty where an input is no tensor."""
+    record = dataset[0]
+    first = record[0] if isinstance(record, tuple | list) and record else record
+    return list(first.shape) if isinstance(first, Tensor) else []
