@@ -21,9 +21,9 @@ import matplotlib.pyplot as plt
 
 from privet import recipes
 from privet.cli.reproduce import shown
+from privet.io import build
 from privet.recipes.methods import CLAIMED, METHODS
 from privet.recipes.table import Row
-from privet.report.plain import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _page import put

@@ -9,10 +9,10 @@ from pathlib import Path
 from _page import DOCS, put
 
 from privet.cli.comparisons import shown
+from privet.io import build
 from privet.recipes import comparison
 from privet.recipes.comparison import Comparison, Measured
 from privet.recipes.comparison_figure import draw_rocs
-from privet.report.plain import build
 
 NAME = "wang-cifar10"
 RESULTS = Path(__file__).parent / "results" / f"{NAME}.json"

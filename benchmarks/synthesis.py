@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from privet.cli.student_tables import shown_students
+from privet.io import build
 from privet.recipes.table import Row
-from privet.report.plain import build
 from privet.synthesis import table
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -23,7 +23,7 @@ from privet.clipping.adaptive import COUNT
 from privet.methods.adversarial import called_real
 from privet.methods.noisy_rows import NoisyRows
 from privet.methods.perturbation import ResidualPerturbation
-from privet.models.dcgan import discriminator
+from privet.models.gans import discriminator
 from privet.noise import ProductLaplaceNoise
 from privet.noise.layer import NoiseLayer
 from privet.privacy import Budget, Event, Gaussian, Ledger, PoissonSampled, Relation

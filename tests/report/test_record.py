@@ -10,8 +10,8 @@ import pytest
 
 from privet.attacks import Roc
 from privet.audit import Audit, Claim
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 from privet.report import AttackResult, RunRecord, renew, versions
 from privet.report.record import FILE
 

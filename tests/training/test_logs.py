@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import privet
-from privet.data.digits import load_digits
+from privet.data.catalogue import load_digits
 from privet.training.logs import CsvLog, logged
 
 

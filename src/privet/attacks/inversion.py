@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privet.attacks.answers import evaluating
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -171,7 +171,7 @@ def _trained_part(
     import torch
 
     from privet.data import compute_features, set_aside
-    from privet.models.on_features import OnFeatures
+    from privet.models.features import OnFeatures
 
     before: nn.Module | None = None
     if isinstance(model, OnFeatures):

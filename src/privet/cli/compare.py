@@ -204,7 +204,7 @@ def _entrants(methods: list[str] | None, dataset: Dataset, public: str) -> tuple
 def _prepare(job: Job, dataset: Dataset) -> None:
     """Compute the features that several methods share once, with all cores, before the methods start."""
     from privet.data import compute_features
-    from privet.models.on_features import OnFeatures
+    from privet.models.features import OnFeatures
     from privet.recipes.prepare import build_model
 
     model = build_model(job.recipe_for(dataset), dataset, seed=0)

@@ -337,7 +337,7 @@ def train_by(
 
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
     """What came out, for a terminal or for a program."""
-    from privet.randomness.streams import SECRET, SEEDED
+    from privet.randomness.sources import SECRET, SEEDED
     from privet.report.statement import title
 
     mark = SEEDED if record.seeded else SECRET

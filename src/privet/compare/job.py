@@ -9,10 +9,9 @@ from pathlib import Path
 
 from privet import data, recipes
 from privet.data import Dataset, Progress
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import MisfitError, build, write_whole
 from privet.recipes import Recipe
-from privet.report.plain import MisfitError, build
 
 FILE = "job.json"
 

@@ -9,7 +9,7 @@ from jinja2 import ChoiceLoader, PackageLoader
 from markupsafe import Markup
 
 from privet.compare.result import Outcome, Result
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.privacy.spent import round_up
 from privet.report import figures
 from privet.report.page import environment

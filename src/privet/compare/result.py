@@ -14,12 +14,11 @@ from privet.attacks.roc import Interval
 from privet.audit import Audit
 from privet.compare.job import Job
 from privet.compare.row import Row
-from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
+from privet.io import MisfitError, build, write_whole
 from privet.privacy import Spent, Together
 from privet.report import OtherRun, RunRecord, renew, words
 from privet.report.others import distinct, find_others, of_folder, together
-from privet.report.plain import MisfitError, build
 from privet.report.record import Rate
 from privet.report.statement import accuracy_interval, standing
 from privet.training.folder import LEDGER

@@ -8,8 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from privet.data.whole import write_whole
-from privet.report.plain import MisfitError, build
+from privet.io import MisfitError, build, write_whole
 
 FILE = "row.json"
 

@@ -29,9 +29,7 @@ from privet.methods.adversarial import (
 )
 from privet.methods.class_statistics import private_counts
 from privet.methods.synthetic import OnStep, Order, Synthetic
-from privet.models.conditional import private_discriminator
-from privet.models.dcgan import Generator
-from privet.models.dense_gan import DenseGenerator
+from privet.models.gans import DenseGenerator, Generator, private_discriminator
 from privet.privacy import Budget, Gaussian, Ledger, Relation
 from privet.randomness import before_training
 from privet.training import Average, BudgetExhausted, Private, make_private

@@ -24,8 +24,8 @@ from privet.methods.noisy_rows import SCHEMES, NoisyRows, calibrated_rows, row_s
 from privet.methods.row_game import Layout, Maker, RowGame
 from privet.methods.statistics import private_mean
 from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
-from privet.models.dense_gan import DenseGenerator, SpanGenerator
-from privet.models.embeddings import Directions, random_convolutions, scattering_projection
+from privet.models.features import FixedProjection, random_convolutions, scattering_projection
+from privet.models.gans import DenseGenerator, SpanGenerator
 from privet.privacy import Budget, Gaussian, Ledger, Relation, steps_of
 from privet.randomness import Randomness
 
@@ -134,7 +134,7 @@ class FrozenNoiseLayerGan:
 
     def _maker(self, embedding: nn.Module, shape: tuple[int, ...], classes: int) -> Maker:
         size: dict[str, Any] = {"latent": self.latent, "width": self.width}
-        if isinstance(embedding, Directions):
+        if isinstance(embedding, FixedProjection):
             return SpanGenerator(embedding.mean, embedding.directions, embedding.scale, shape, classes, **size)
         return DenseGenerator(shape, classes, **size)
 
@@ -157,7 +157,7 @@ class FrozenNoiseLayerGan:
         )
         flat = Split(records.tensors[0].flatten(1) - mean.flatten(), records.labels)
         directions = private_components(flat, self.dimension, noise_multiplier=noise, **settings)
-        return Directions(mean, directions, self.scale)
+        return FixedProjection(mean, directions, self.scale)
 
     def _settings(self, plan: NoisyRows) -> dict[str, str]:
         what = "a module of your own" if self.module is not None else self.features

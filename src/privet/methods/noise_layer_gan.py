@@ -25,7 +25,7 @@ from privet.methods.adversarial import (
     generate,
 )
 from privet.methods.synthetic import OnStep, Order, Synthetic
-from privet.models.dcgan import Discriminator, Generator, discriminator
+from privet.models.gans import Discriminator, Generator, discriminator
 from privet.noise.layer import NoiseLayer
 from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, Relation, steps_of
 from privet.randomness import Randomness

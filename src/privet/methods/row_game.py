@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from privet.methods.adversarial import called_made, called_real, draw_labels
 from privet.methods.noisy_rows import NoisyRows
 from privet.methods.synthetic import OnStep
-from privet.models.dense_gan import DenseGenerator, SpanGenerator, dense_discriminator
+from privet.models.gans import DenseGenerator, SpanGenerator, dense_discriminator
 from privet.training import Average, BudgetExhausted
 
 Maker = DenseGenerator | SpanGenerator

@@ -14,7 +14,7 @@ from privet.methods.teachers import KernelTeacher, OnStep, PublicView, Teach, ba
 from privet.methods.vote_analysis import DataDependent, analyse
 from privet.privacy import Budget, Ledger, NoisyTopCount, NoisyVotes
 from privet.randomness import Randomness, Source
-from privet.randomness.draws import fill_normal
+from privet.randomness.sources import fill_normal
 
 
 @dataclass(frozen=True)

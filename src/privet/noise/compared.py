@@ -12,7 +12,7 @@ from privet.noise.additive import AdditiveNoise
 from privet.noise.bound import lower_bound, require_budget, require_weights
 from privet.privacy import Budget, Event, Gaussian
 from privet.randomness import Source
-from privet.randomness.draws import CHUNK, fill_normal
+from privet.randomness.sources import CHUNK, fill_normal
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from privet.errors import InputError
 from privet.noise.additive import added_on_grid, require_bounded
 from privet.privacy import Event, Gaussian
 from privet.randomness import SecureSource, Source
-from privet.randomness.draws import CHUNK
+from privet.randomness.sources import CHUNK
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from privet.noise.additive import AdditiveNoise
 from privet.noise.bound import isotropic_constant, lower_bound, require_budget, require_weights
 from privet.privacy import Event, GroupedL2
 from privet.randomness import Source
-from privet.randomness.draws import CHUNK, fill_normal, gamma
+from privet.randomness.sources import CHUNK, fill_normal, gamma
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ from privet.noise.additive import AdditiveNoise
 from privet.noise.bound import isotropic_constant, lower_bound, require_budget, require_weights
 from privet.privacy import Event, IsotropicL2
 from privet.randomness import Source
-from privet.randomness.draws import CHUNK, fill_normal, gamma
+from privet.randomness.sources import CHUNK, fill_normal, gamma
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from privet.noise.additive import AdditiveNoise
 from privet.noise.bound import LEAST, require_budget, require_weights
 from privet.privacy import Event, GroupedL2, PureEpsilon
 from privet.randomness import Source
-from privet.randomness.draws import CHUNK, fill_laplace
+from privet.randomness.sources import CHUNK, fill_laplace
 
 _NAMED = 1000
 """Up to so many coordinates the event names every rate."""

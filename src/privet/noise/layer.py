@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from privet.clipping.factors import ROUNDING
 from privet.randomness import Source
-from privet.randomness.draws import fill_normal
+from privet.randomness.sources import fill_normal
 
 
 class NoiseLayer(nn.Module):

@@ -13,7 +13,7 @@ from privet.noise.additive import AdditiveNoise
 from privet.noise.bound import lower_bound, require_budget, require_weights
 from privet.privacy import Event, PureEpsilon
 from privet.randomness import Source
-from privet.randomness.draws import uniform
+from privet.randomness.sources import uniform
 
 
 @dataclass(frozen=True)

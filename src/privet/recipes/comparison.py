@@ -22,15 +22,14 @@ from torch.nn import functional as F
 
 from privet.attacks.shadow import quarters
 from privet.data import Dataset, Split
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import MisfitError, build, write_whole
 from privet.methods.dpsgd import accuracy
 from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.residual_perturbation import Schedule, train, train_by_dpsgd
 from privet.models import resnet
 from privet.privacy import Spent
 from privet.recipes.recipe import Origin, check_origins
-from privet.report.plain import MisfitError, build
 from privet.report.record import AttackResult
 from privet.training.standing import OnStep
 

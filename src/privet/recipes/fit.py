@@ -14,7 +14,7 @@ from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
 from privet.methods import dpsgd
 from privet.methods.private_accuracy import PrivateAccuracy
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
 from privet.privacy import Ledger
 from privet.randomness import before_training
 from privet.recipes.methods import Method, method_named

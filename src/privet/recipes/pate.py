@@ -17,7 +17,7 @@ from privet.errors import InputError
 from privet.methods import pate
 from privet.methods.private_accuracy import PrivateAccuracy
 from privet.methods.voting import Voting
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
 from privet.privacy import Ledger
 from privet.recipes.prepare import build_model
 from privet.recipes.recipe import Recipe

@@ -16,7 +16,7 @@ from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
 from privet.methods.dp_pca import private_components
 from privet.methods.statistics import Statistic, private_mean, private_second_moment
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.recipes.recipe import Recipe, Settings
@@ -42,7 +42,7 @@ def arguments(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
     known = {"classes": len(dataset.classes), "inputs": math.prod(dataset.shape), "features": math.prod(dataset.shape)}
     if len(dataset.shape) == 3:
         known |= dict(zip(("channels", "height", "width"), dataset.shape, strict=True))
-    asked = inspect.signature(getattr(models, recipe.model.name)).parameters
+    asked = inspect.signature(models.MODELS[recipe.model.name]).parameters
     if "channels" in asked and "channels" not in known:
         raise InputError(f"The recipe {recipe.name} does not fit {dataset.name}: it is for images.")
     return {name: value for name, value in known.items() if name in asked} | recipe.model.arguments
@@ -54,10 +54,10 @@ def build_model(recipe: Recipe, dataset: Dataset, seed: int | None) -> nn.Module
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            model = getattr(models, recipe.model.name)(**arguments(recipe, dataset))
+            model = models.MODELS[recipe.model.name](**arguments(recipe, dataset))
         except TypeError as error:
             raise InputError(f"The recipe {recipe.name} does not fit {dataset.name}: {error}.") from None
-    return cast(nn.Module, model.to(memory_format=torch.channels_last))
+    return cast(nn.Module, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 def prepare(

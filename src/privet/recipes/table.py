@@ -13,12 +13,11 @@ from itertools import product
 from pathlib import Path
 
 from privet.data import Dataset, Progress
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import MisfitError, build, write_whole
 from privet.recipes.fit import fit
 from privet.recipes.methods import method_named
 from privet.recipes.recipe import Published, Recipe
-from privet.report.plain import MisfitError, build
 from privet.training.standing import OnStep
 
 _POINTS = 60

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from privet.audit.result import round_down
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.guarantees import guarantee_to_dict
 from privet.privacy.spent import round_up

@@ -15,8 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from privet.audit.result import round_down
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words

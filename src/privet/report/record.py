@@ -14,13 +14,12 @@ from typing import Any
 
 from privet.attacks import Operating, Roc
 from privet.audit import Audit
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import MisfitError, build, to_plain, write_whole
 from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.private_accuracy import Measured
 from privet.privacy import Ledger, Spent, accountant_names
 from privet.privacy.guarantees import Claimed
-from privet.report.plain import MisfitError, build, to_plain
 
 FILE = "record.json"
 FORMAT = 1

@@ -6,7 +6,7 @@ import math
 
 from privet.attacks import Interval
 from privet.privacy import Spent, delta_warning
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES
 from privet.report import words
 from privet.report.record import RunRecord
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from privet import models
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 from privet.report.record import RunRecord
 
 FILE = "model.safetensors"
@@ -30,14 +30,14 @@ def load_model(record: RunRecord, folder: Path) -> nn.Module:
     """
     if not record.model.weights:
         raise InputError(f"{folder}: this run kept no weights, so there is no model to load; run the command again.")
-    if record.model.name not in models.__all__:
-        known = ", ".join(models.__all__)
+    if record.model.name not in models.MODELS:
+        known = ", ".join(models.MODELS)
         raise InputError(
             f"{folder}: there is no model {record.model.name!r} in this version of Privet; it has {known}."
         )
     path = folder / record.model.weights
     try:
-        model: nn.Module = getattr(models, record.model.name)(**record.model.arguments)
+        model: nn.Module = models.MODELS[record.model.name](**record.model.arguments)
         model.load_state_dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{path}: the weights of the run are missing; run the command again.") from None

@@ -31,8 +31,8 @@ from privet.privacy.events import (
     Under,
 )
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES, VACUOUS_TRUE_POSITIVES
 from privet.privacy.spent import round_up
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES, VACUOUS_TRUE_POSITIVES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from privet.attacks.reversal import convolved, draw_reversal, picture, reverse
-from privet.data.whole import write_whole
+from privet.io import write_whole
 
 PICTURE, ERRORS = "reversal.jpg", "reversal.json"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, PackageLoader
 
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.report.page import environment
 from privet.reproduction.chapters import ACCURACY, AREA
 from privet.reproduction.entry import Chapter, Entry, Section

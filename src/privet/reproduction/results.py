@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import MisfitError, build, write_whole
 from privet.recipes.comparison import Measured
 from privet.recipes.table import Row, merge
-from privet.report.plain import MisfitError, build
 
 ROWS = "accuracy.json"
 

@@ -8,9 +8,9 @@ from importlib import resources
 
 import yaml  # type: ignore[import-untyped]
 
+from privet.io import MisfitError, build
 from privet.recipes import comparison
 from privet.recipes import names as recipe_names
-from privet.report.plain import MisfitError, build
 from privet.synthesis import table as students
 
 FIGURE = "wang-reversal"

@@ -10,7 +10,7 @@ from torch import Tensor
 from privet.errors import InputError
 from privet.privacy import Event, FixedSizeSampled
 from privet.randomness import Source
-from privet.randomness.draws import permutation
+from privet.randomness.sources import permutation
 from privet.sampling.poisson import uniform_subset
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from privet.errors import InputError, PrivetError
 from privet.privacy import Event, PaddedPoisson
 from privet.randomness import Source
-from privet.randomness.draws import permutation
+from privet.randomness.sources import permutation
 from privet.sampling.poisson import PoissonSampling
 
 EMPTY = -1

@@ -13,7 +13,7 @@ from torch import Tensor
 from privet.data.owners import Key, owners_of
 from privet.errors import InputError
 from privet.randomness import Source
-from privet.randomness.draws import permutation
+from privet.randomness.sources import permutation
 
 
 @dataclass(frozen=True, eq=False)

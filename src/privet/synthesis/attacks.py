@@ -11,7 +11,7 @@ from torch import Tensor
 from privet.attacks import closest_records, density_ratio, distance_attack, exact_copies
 from privet.attacks.synthetic import ClosestRecords, Copies, nearest
 from privet.data import Dataset
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.report import AttackResult
 from privet.synthesis.pictures import draw_distances, draw_neighbours
 

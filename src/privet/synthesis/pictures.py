@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from privet.data.whole import write_whole
+from privet.io import write_whole
 
 COLUMNS = 10
 _GAP = 2

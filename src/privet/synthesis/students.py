@@ -74,7 +74,7 @@ def train_student(
         arguments = _arguments(name, tuple(examples.shape[1:])) | {"classes": classes}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: nn.Module = getattr(models, NETWORKS[name])(**arguments)
+            model: nn.Module = models.MODELS[NETWORKS[name]](**arguments)
         least = math.ceil(_STEPS[name] / math.ceil(len(examples) / _BATCH))
         fitted = _fitted(model, examples, targets, max(epochs, least), _RATES[name], seed, on_step)
         return Student(name, fitted, arguments)

@@ -16,11 +16,10 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from privet.data import Dataset
-from privet.data.whole import write_whole
+from privet.io import MisfitError, build, write_whole
 from privet.methods.synthetic import OnStep, Order, Synthesizer
 from privet.privacy import Ledger
 from privet.recipes.table import Row
-from privet.report.plain import MisfitError, build
 from privet.synthesis.public_records import VotedRecords
 from privet.synthesis.registry import method_named
 from privet.synthesis.students import train_student

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from privet.data.whole import write_whole
 from privet.errors import PrivetError
+from privet.io import write_whole
 from privet.training.packing import pack, unpack
 
 _FORMAT = "1"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from privet.errors import InputError, PrivetError
-from privet.locks import Busy, Lock
+from privet.io import Busy, Lock
 from privet.privacy import Event, Ledger, Relation
 from privet.training.checkpoint import load_checkpoint, save_checkpoint
 from privet.training.identity import require_same
