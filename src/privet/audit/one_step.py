@@ -139,9 +139,8 @@ def step(
             progress(f"Auditing: {name}", before + done, 2 * draws)
 
     ledger = Ledger(relation=relation)
-    members, others = (
-        releases.scores(side == 0, draws, not apart, ledger, partial(tell, side * draws)) for side in (0, 1)
-    )
+    anew = not apart and not (course.independent and course.rate == 1)
+    members, others = (releases.scores(side == 0, draws, anew, ledger, partial(tell, side * draws)) for side in (0, 1))
     ((event, _),) = ledger  # every draw recorded the same event
     claim = Claim.of(event, delta, relation)
     return audit_scores(members, others, claim=claim, bound=bound, name=name, setting=setting)

@@ -338,8 +338,8 @@ def own_model(model: nn.Module, records: tuple[Tensor, Tensor], loss: Loss, scal
         torch.cat([labels[:OTHERS], tried[1][best]]),
         torch.cat([torch.ones(OTHERS), weights]),
         loss,
-        f"the run's own model and weights, on made-up records, of which the best of {len(best)} canaries has a gradient of at "
-        f"least {FAR:g} times the clipping norm",
+        f"the run's own model and weights; made-up records, and the best of {len(best)} canaries, whose gradient is at least "
+        f"{FAR:g} times the clipping norm",
     )
 
 
@@ -369,10 +369,10 @@ def _candidates(model: nn.Module, inputs: Tensor, labels: Tensor, generator: tor
     right = own[torch.arange(len(rows)) % len(own)]
     with torch.no_grad():
         outputs = model(rows)
-    if not labels.is_floating_point() and outputs.ndim == labels.ndim + 1:
-        wrong = outputs.argmin(1).to(labels.dtype)  # the class that the model believes least
-    else:
-        wrong = 30 * right.roll(1, 0) if labels.is_floating_point() else right.roll(1, 0)
+    wrong = 30 * right.roll(1, 0) if labels.is_floating_point() else right.roll(1, 0)
+    if not labels.is_floating_point() and isinstance(outputs, Tensor) and outputs.ndim == labels.ndim + 1:
+        unlikely = outputs.argmin(1).to(labels.dtype)  # the class that the model believes least
+        wrong = unlikely if unlikely.shape == right.shape else wrong
     return torch.cat([rows, rows]), torch.cat([right, wrong])
 
 

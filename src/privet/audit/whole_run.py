@@ -22,8 +22,8 @@ from privet.sampling import PoissonSampling
 from privet.training import Plan
 from privet.training.step import Released
 
-FILLERS = 6
-"""Records without a gradient for each canary, where clipping changes: an adaptive norm falls by them."""
+FILLERS, MOST_FILLERS = 6, 3000
+"""Records without a gradient for each canary, and at most, where clipping changes: an adaptive norm falls by them."""
 MOST_NUMBERS = 2**26
 """The canaries of a stand-in model with a run's own parameters take no more numbers than this."""
 
@@ -116,7 +116,7 @@ def _rebuilt(plan: Plan, model: nn.Module | None, canaries: int, seed: int) -> t
 
 
 def _fillers(course: Course, canaries: int) -> int:
-    return FILLERS * canaries if course.moves else 0
+    return min(FILLERS * canaries, MOST_FILLERS) if course.moves else 0
 
 
 def _shifts(course: Course, subject: Subject, canaries: int) -> dict[str, Tensor]:
