@@ -85,6 +85,7 @@ def audit(
         elif method is Method.dpsgd:
             found = _dpsgd(clipping, noise, rate, steps, canaries, {**asked, "progress": progress})
             if laboratory:
+                import privet.methods.stations  # noqa: F401 - adds the stations of the methods
                 from privet.audit import laboratory as visit
 
                 stations = visit(runs=runs, confidence=confidence, seed=seed, progress=progress)
@@ -92,7 +93,7 @@ def audit(
             found = _optimised(noise, rate, {**asked, "progress": progress})
         else:
             assert method is not None
-            from privet.audit import release
+            from privet.methods import release
 
             found = [release(method.value, noise, **asked, progress=progress)]
     _say(found, stations, run, as_json)
@@ -100,11 +101,13 @@ def audit(
 
 def _of_run(run: Path, canaries: int, asked: dict[str, Any]) -> list[Audit]:
     from privet.audit import recorded
+    from privet.methods import ledger_audits
     from privet.report import RunRecord
 
     record = RunRecord.read(run)
     try:
-        return list(recorded(record.open_ledger(run), **{**asked, "delta": record.delta}, canaries=canaries))
+        settings = {**asked, "delta": record.delta, "canaries": canaries}
+        return list(recorded(record.open_ledger(run), **settings, contributed=ledger_audits()))
     except InputError as error:
         raise InputError(f"{run}: {error}") from None
 
@@ -161,8 +164,7 @@ def _say(found: list[Audit], stations: tuple[Audit, ...], run: Path | None, as_j
 
 def _table(stations: tuple[Audit, ...]) -> str:
     """The laboratory as a table, a line for each station, and its result in a sentence."""
-    from privet.audit.laboratory import CONTRADICTION
-    from privet.audit.result import CRASHED, REFUSED, round_down
+    from privet.audit.result import CONTRADICTION, CRASHED, REFUSED, round_down
 
     rows = [("station", "looks for", "claim", "bound", "ceiling", "verdict")]
     for one in stations:

@@ -72,6 +72,7 @@ def _run(job: Job, entrant: Entrant, folder: Path) -> str:
 def _audit(record: RunRecord, folder: Path) -> None:
     from privet.audit import recorded
     from privet.errors import InputError
+    from privet.methods import ledger_audits
 
     say = _Throttled()
 
@@ -79,7 +80,8 @@ def _audit(record: RunRecord, folder: Path) -> None:
         say({"what": "Auditing", "step": done, "steps": total})
 
     try:
-        audits = recorded(record.open_ledger(folder), record.delta, draws=DRAWS, progress=progress)
+        ledger = record.open_ledger(folder)
+        audits = recorded(ledger, record.delta, draws=DRAWS, progress=progress, contributed=ledger_audits())
     except InputError:
         return  # a mechanism that is no step of a training: there is no audit of it by its ledger
     replace(record, audits=audits).write(folder)
