@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privet.audit.bounds import ClopperPearson, GaussianTradeOff, SampledStep, TwoSampleBound
-from privet.audit.rebuilt import OTHERS, Course, Directions, Subject, find_shapes, stand_in, two_layers
+from privet.audit.rebuilt import OTHERS, Course, StandIn, Subject, find_shapes, stand_in, two_layers
 from privet.audit.result import Audit, Claim, contradicted
 from privet.audit.scores import audit_scores
 from privet.clipping import (
@@ -152,7 +152,7 @@ def stand_in_for(course: Course, model: nn.Module | None = None) -> Subject:
     `model` is the run's: the stand-in has its parameters where the plan's clipping or noise was made for them.
     """
     shapes = find_shapes(course.plan, WIDTH, model)
-    scale = course.scale(Directions(shapes))
+    scale = course.scale(StandIn(shapes))
     return stand_in(shapes, scale)
 
 

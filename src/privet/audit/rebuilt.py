@@ -25,7 +25,7 @@ from privet.randomness import Randomness
 from privet.training import Plan
 from privet.training.step import Released, Step
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+RecordLoss = Callable[[Tensor, Tensor], Tensor]
 """From the outputs for a batch and its labels to a loss for each record."""
 Shapes = Mapping[str, torch.Size]
 """The shape of each parameter by its name."""
@@ -183,7 +183,7 @@ class Subject:
     inputs: Tensor
     labels: Tensor
     weights: Tensor
-    loss: Loss
+    loss: RecordLoss
     words: str
 
     def total(self, rows: Sequence[int], weights: Tensor | None = None) -> Tensor:
@@ -225,7 +225,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
-class Directions(nn.Module):
+class StandIn(nn.Module):
     """A stand-in model whose gradient is the record itself: a record chooses its gradient in every parameter."""
 
     def __init__(self, shapes: Shapes) -> None:
@@ -286,7 +286,7 @@ def shapes_of(model: nn.Module) -> Shapes:
 
 def stand_in(shapes: Shapes, scale: float) -> Subject:
     """Short records, and canaries far above the clipping norm, which is `scale`, in coordinates of their own."""
-    model = Directions(shapes)
+    model = StandIn(shapes)
     ordinary = torch.zeros(OTHERS, sum(model.sizes))
     largest = max(range(len(model.sizes)), key=model.sizes.__getitem__)
     first = sum(model.sizes[:largest]) + 1
@@ -299,13 +299,13 @@ def stand_in(shapes: Shapes, scale: float) -> Subject:
     return Subject(model, inputs, torch.zeros(len(inputs)), weights, output_is_loss, said)
 
 
-def words(stand_in: Directions) -> str:
+def words(stand_in: StandIn) -> str:
     """The parameters of a stand-in model, in words."""
     names = {name for name, _ in stand_in.named_parameters()}
     return "two layers" if names == set(two_layers(1)) else "the run's parameters"
 
 
-def own_model(model: nn.Module, records: tuple[Tensor, Tensor], loss: Loss, scale: float, seed: int) -> Subject:
+def own_model(model: nn.Module, records: tuple[Tensor, Tensor], loss: RecordLoss, scale: float, seed: int) -> Subject:
     """A copy of a run's model with a few of the records, and canaries that were searched for.
 
     Canaries are chosen from many random and extreme inputs, with their own and with wrong labels: the one with the largest

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from privet.audit import ClopperPearson, GaussianTradeOff, Seen
 from privet.audit.bounds import TwoSampleBound
-from privet.audit.result import Claimed
+from privet.audit.result import Claimable
 from privet.audit.stations import COUNTED_DELTA, DELTA, add_stations
 from privet.data import Split
 from privet.methods import teachers, voting
@@ -30,7 +30,7 @@ class Teachers:
     teachers: int = 6
     effort: float = 1.0
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> Claimable:
         return NoisyVotes(self.noise)
 
     def bound(self, confidence: float) -> TwoSampleBound:
@@ -72,7 +72,7 @@ class ClassCounts:
     epsilon: float = 0.5
     effort: float = 0.25
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> Claimable:
         return 2 * self.epsilon  # and a delta of (1 + e^epsilon) times that of one record, which is below COUNTED_DELTA
 
     def bound(self, confidence: float) -> TwoSampleBound:
