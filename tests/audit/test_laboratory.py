@@ -43,7 +43,7 @@ def test_the_library_is_cleared_where_its_own_path_is_looked_at(station):
 @pytest.mark.slow
 @pytest.mark.parametrize("station", model_stations(), ids=lambda station: station.name)
 def test_what_a_model_a_loss_or_a_loop_may_do_is_right_or_refused(station):
-    """Version 0.1 was refuted at 33 of the 37 (benchmarks/results/laboratory.md)."""
+    """Version 0.1 was refuted at 33 of the 37 (benchmarks/results/laboratory-0.1.0.md)."""
     (found,) = laboratory([station], runs=300, confidence=ALONE)
     assert not found.refuted, str(found)
     assert found.method != CRASHED, found.evidence
