@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from privet.cli.student_tables import shown_students
+from privet.io import build
 from privet.recipes.table import Row
 from privet.synthesis import table
 

@@ -32,7 +32,7 @@ def owners_of(key: Key, dataset: Any) -> Tensor:
         key = (key.double() if key.is_floating_point() else key).numpy()
     if isinstance(key, (Mapping, AbstractSet, bytes, bytearray)) or not hasattr(key, "__len__"):
         raise InputError(
-            f"The key of users is a {type(key).__name__}, which does not give a user for each example: give a vector or a list "
+            f"The key of users is a {type(key).__name__}, which has no user at each example's place: give a vector or a list "
             "with one user for each example, in their order, or a function of the example's index."
         )
     if getattr(key, "ndim", 1) != 1 or getattr(getattr(key, "dtype", None), "names", None):

@@ -179,7 +179,7 @@ def set_aside(dataset: Dataset, count: int) -> Dataset:
         return dataset
     test = dataset.test
     if not 0 < count < len(test):
-        raise InputError(f"{count:,} test records cannot be used as public ones: leave at least one for testing.")
+        raise InputError(f"{count:,} test records cannot be used as public ones: leave at least one to test on.")
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
     public = test.inputs[order[:count]]
     made = {

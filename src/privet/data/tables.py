@@ -151,7 +151,7 @@ def _codes(table: Table, column: Categorical) -> NDArray[np.int64]:
     codes = [known.get(text, -1) for text in texts]
     if -1 in codes:
         record = codes.index(-1)
-        fail(table, record, column.name, "the cell is not a category of the schema: fix it, or add the category there.")
+        fail(table, record, column.name, "the cell has no category of the schema: fix it, or add the category there.")
     return np.array(codes, dtype=np.int64)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -15,9 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from privet.errors import InputError, PrivetError, PrivetWarning
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -147,10 +149,10 @@ class Registry(Generic[T]):
         if self._loaded:
             return
         self._loaded = True
+        from importlib.metadata import entry_points  # slow to import, and most commands do not need it
+
         broken: list[str] = []
-        for point in sorted(
-            importlib.metadata.entry_points(group=self.group), key=lambda one: (_package(one), one.name)
-        ):
+        for point in sorted(entry_points(group=self.group), key=lambda one: (_package(one), one.name)):
             try:
                 found = point.load()
                 already = any(found is given for given, _ in self._given.values())
@@ -233,7 +235,7 @@ def _built_in(module: str) -> bool:
     return module == "privet" or module.startswith("privet.")
 
 
-def _package(point: importlib.metadata.EntryPoint) -> str:
+def _package(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module
 
 

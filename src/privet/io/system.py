@@ -10,8 +10,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from privet.errors import PrivetError
 
 
@@ -63,6 +61,8 @@ class Lock:
         """Take the lock, or raise `Busy` if it is taken; `wait` waits instead. Raises `OSError` if there can be no lock."""
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+        from filelock import FileLock, Timeout  # slow to import, and most commands lock nothing
+
         self._lock = FileLock(
             path, blocking=wait, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
         )  # fmt: skip

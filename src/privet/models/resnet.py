@@ -117,7 +117,9 @@ class Ensemble(nn.Module):
         if any(str(member) != str(one) for member in self.members):
             raise InputError("A member has other layers than `resnet` gave it, so the ensemble cannot be joined.")
         states = [member.state_dict() for member in self.members]
-        network.load_state_dict({name: _beside([state[name] for state in states]) for name in states[0]}, assign=True)
+        network.load_state_dict(
+            {name: _concatenated([state[name] for state in states]) for name in states[0]}, assign=True
+        )
         return network.train(self.training)
 
 
@@ -182,6 +184,6 @@ def _normalization(width: int, groups: int, members: int) -> nn.Module:
     return nn.GroupNorm(members * groups, members * width) if groups else nn.BatchNorm2d(members * width)
 
 
-def _beside(tensors: list[Tensor]) -> Tensor:
+def _concatenated(tensors: list[Tensor]) -> Tensor:
     """One parameter or buffer of all members, concatenated; a counter is the same for all."""
     return torch.cat(tensors) if tensors[0].ndim else tensors[0].clone()

@@ -112,12 +112,12 @@ def compose(stack: Stack, frame: Frame) -> Curve:
     begin = max(0, int(np.searchsorted(losses, 0.0)) - 1)
     losses, masses = losses[begin:], masses[begin:]
     weight = float(masses.sum())
-    centre = float(np.clip(masses @ losses / weight, losses[0], losses[-1])) if weight > 0 else float(losses[-1])
-    exponent = at * (centre - losses)
+    center = float(np.clip(masses @ losses / weight, losses[0], losses[-1])) if weight > 0 else float(losses[-1])
+    exponent = at * (center - losses)
     weights = masses * np.exp(np.clip(exponent, -700.0, 700.0))
     above = np.cumsum(weights[::-1])[::-1]
     # Far below the middle of the frame, where the weights are cut off, the bound is 1.
-    scale = math.exp(moment - at * centre) if moment - at * centre < 700 else math.inf
+    scale = math.exp(moment - at * center) if moment - at * center < 700 else math.inf
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.nan_to_num(scale * _deltas(above, step), nan=1.0, posinf=1.0)  # also 1 where it overflows
     inside = np.where(exponent > 690.0, 1.0, scaled)

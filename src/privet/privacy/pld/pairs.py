@@ -210,8 +210,8 @@ class ReplacedPoissonGaussianPair:
             log_y = t + half + np.log(-np.expm1(-2 * half) / 2)
             y = np.exp(np.minimum(log_y, 300.0))
         x = np.sign(edges) * (half + np.where(log_y > 300, log_y + math.log(2), np.arcsinh(y))) / self.mu
-        centre, plus, minus = normal_cells(x), normal_cells(x, self.mu), normal_cells(x, -self.mu)
-        return (1 - self.rate) * centre + self.rate * plus, (1 - self.rate) * centre + self.rate * minus
+        center, plus, minus = normal_cells(x), normal_cells(x, self.mu), normal_cells(x, -self.mu)
+        return (1 - self.rate) * center + self.rate * plus, (1 - self.rate) * center + self.rate * minus
 
 
 @dataclass(frozen=True)
