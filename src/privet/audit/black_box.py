@@ -13,16 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from privet.audit.bounds import ClopperPearson, OneRun, TwoSampleBound
-from privet.audit.result import Audit, Claim, Claimed
+from privet.audit.result import Audit, Claim, Claimable
 from privet.audit.scores import audit_guesses, audit_scores
 from privet.data import Progress
 from privet.errors import InputError, PrivetError
 from privet.privacy import Relation
 
-Mechanism = Callable[[Any, torch.Generator], Any]
+Randomized = Callable[[Any, torch.Generator], Any]
 Score = Callable[[Any], float]
-Records = tuple[Tensor, Tensor]
-Trainer = Callable[[Records, torch.Generator], Any]
+LabeledRecords = tuple[Tensor, Tensor]
+Trainer = Callable[[LabeledRecords, torch.Generator], Any]
 CanaryScore = Callable[[Any, Tensor, Tensor], ArrayLike]
 Array = NDArray[np.float64]
 
@@ -30,11 +30,11 @@ Array = NDArray[np.float64]
 
 
 def mechanism(
-    fn: Mechanism,
+    fn: Randomized,
     data: Any,
     neighbour: Any,
     *,
-    claimed: Claimed,
+    claimed: Claimable,
     delta: float = 0.0,
     score: Score | None = None,
     draws: int = 4000,
@@ -114,7 +114,7 @@ def learned_scores(members: Array, others: Array) -> tuple[Array, Array]:
     return model.decision_function(features(members)), model.decision_function(features(others))
 
 
-def _drawn(fn: Mechanism, records: Any, draws: int, seed: int, tell: Callable[[int], None]) -> list[Any]:
+def _drawn(fn: Randomized, records: Any, draws: int, seed: int, tell: Callable[[int], None]) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
     drawn = []
     for done in range(1, draws + 1):
@@ -192,10 +192,10 @@ def out_of_distribution(shape: tuple[int, ...], count: int, classes: int, genera
 
 def trainer(
     train: Trainer,
-    data: Records,
+    data: LabeledRecords,
     canaries: Canaries,
     *,
-    claimed: Claimed,
+    claimed: Claimable,
     delta: float,
     score: CanaryScore | None = None,
     runs: int = 1,

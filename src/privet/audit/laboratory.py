@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privet.audit.bounds import TwoSampleBound
-from privet.audit.result import CRASHED, REFUSED, Audit, Claim, Claimed, contradicted, now
+from privet.audit.result import CRASHED, REFUSED, Audit, Claim, Claimable, contradicted, now
 from privet.audit.scores import audit_scores
 from privet.data import Progress
 from privet.errors import InputError, PrivetError
@@ -83,7 +83,7 @@ class Station(Protocol):
         """Run the library once, with or without the record; `noise` replaces the noise multiplier, for probes."""
         ...
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> Claimable:
         """The claim for a sound run, if there is no ledger to take it from."""
         ...
 

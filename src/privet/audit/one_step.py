@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privet.audit.bounds import ClopperPearson, GaussianTradeOff, SampledStep, TwoSampleBound
-from privet.audit.rebuilt import OTHERS, Course, Directions, Subject, find_shapes, stand_in, two_layers
+from privet.audit.rebuilt import OTHERS, Course, StandIn, Subject, find_shapes, stand_in, two_layers
 from privet.audit.result import Audit, Claim, contradicted
 from privet.audit.scores import audit_scores
 from privet.clipping import (
@@ -139,9 +139,8 @@ def step(
             progress(f"Auditing: {name}", before + done, 2 * draws)
 
     ledger = Ledger(relation=relation)
-    members, others = (
-        releases.scores(side == 0, draws, not apart, ledger, partial(tell, side * draws)) for side in (0, 1)
-    )
+    anew = not apart and not (course.independent and course.rate == 1)
+    members, others = (releases.scores(side == 0, draws, anew, ledger, partial(tell, side * draws)) for side in (0, 1))
     ((event, _),) = ledger  # every draw recorded the same event
     claim = Claim.of(event, delta, relation)
     return audit_scores(members, others, claim=claim, bound=bound, name=name, setting=setting)
@@ -153,7 +152,7 @@ def stand_in_for(course: Course, model: nn.Module | None = None) -> Subject:
     `model` is the run's: the stand-in has its parameters where the plan's clipping or noise was made for them.
     """
     shapes = find_shapes(course.plan, WIDTH, model)
-    scale = course.scale(Directions(shapes))
+    scale = course.scale(StandIn(shapes))
     return stand_in(shapes, scale)
 
 

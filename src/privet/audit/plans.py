@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from privet.audit.one_step import noises, stand_in_for, step
-from privet.audit.rebuilt import Course, Loss, cross_entropy, own_model
+from privet.audit.rebuilt import Course, RecordLoss, cross_entropy, own_model
 from privet.audit.result import Audit
 from privet.audit.whole_run import training
 from privet.clipping import FlatClipping
@@ -40,7 +40,7 @@ def audit_plan(
     *,
     model: nn.Module | None = None,
     records: tuple[Tensor, Tensor] | None = None,
-    loss: Loss = cross_entropy,
+    loss: RecordLoss = cross_entropy,
     delta: float = 1e-5,
     draws: int = 20_000,
     steps: int | None = None,
@@ -118,7 +118,7 @@ def audit_plan(
     return tuple(found)
 
 
-def _own_model(course: Course, model: nn.Module, records: tuple[Tensor, Tensor], loss: Loss, seed: int) -> Any:
+def _own_model(course: Course, model: nn.Module, records: tuple[Tensor, Tensor], loss: RecordLoss, seed: int) -> Any:
     return own_model(model, records, loss, course.scale(model), seed)
 
 

@@ -27,7 +27,7 @@ from privet.training import Plan
 from privet.training.plan import PlanState
 from privet.training.step import Step, StepResult
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+RecordLoss = Callable[[Tensor, Tensor], Tensor]
 """From the outputs for a batch and its labels to a loss for each record."""
 Shapes = Mapping[str, torch.Size]
 """The shape of each parameter by its name."""
@@ -196,7 +196,7 @@ class Subject:
     inputs: Tensor
     labels: Tensor
     weights: Tensor
-    loss: Loss
+    loss: RecordLoss
     words: str
 
     def total(self, rows: Sequence[int], weights: Tensor | None = None) -> Tensor:
@@ -238,7 +238,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
-class Directions(nn.Module):
+class StandIn(nn.Module):
     """A stand-in model whose gradient is the record itself: a record chooses its gradient in every parameter."""
 
     def __init__(self, shapes: Shapes) -> None:
@@ -299,7 +299,7 @@ def shapes_of(model: nn.Module) -> Shapes:
 
 def stand_in(shapes: Shapes, scale: float) -> Subject:
     """Short records, and canaries far above the clipping norm, which is `scale`, in coordinates of their own."""
-    model = Directions(shapes)
+    model = StandIn(shapes)
     ordinary = torch.zeros(OTHERS, sum(model.sizes))
     largest = max(range(len(model.sizes)), key=model.sizes.__getitem__)
     first = sum(model.sizes[:largest]) + 1
@@ -312,13 +312,13 @@ def stand_in(shapes: Shapes, scale: float) -> Subject:
     return Subject(model, inputs, torch.zeros(len(inputs)), weights, output_is_loss, said)
 
 
-def words(stand_in: Directions) -> str:
+def words(stand_in: StandIn) -> str:
     """The parameters of a stand-in model, in words."""
     names = {name for name, _ in stand_in.named_parameters()}
     return "two layers" if names == set(two_layers(1)) else "the run's parameters"
 
 
-def own_model(model: nn.Module, records: tuple[Tensor, Tensor], loss: Loss, scale: float, seed: int) -> Subject:
+def own_model(model: nn.Module, records: tuple[Tensor, Tensor], loss: RecordLoss, scale: float, seed: int) -> Subject:
     """A copy of a run's model with a few of the records, and canaries that were searched for.
 
     Canaries are chosen from many random and extreme inputs, with their own and with wrong labels: the one with the largest
@@ -351,8 +351,8 @@ def own_model(model: nn.Module, records: tuple[Tensor, Tensor], loss: Loss, scal
         torch.cat([labels[:OTHERS], tried[1][best]]),
         torch.cat([torch.ones(OTHERS), weights]),
         loss,
-        f"the run's own model and weights, on made-up records, of which the best of {len(best)} canaries has a gradient of at "
-        f"least {FAR:g} times the clipping norm",
+        f"the run's own model and weights; made-up records, and the best of {len(best)} canaries, whose gradient is at least "
+        f"{FAR:g} times the clipping norm",
     )
 
 
@@ -382,10 +382,10 @@ def _candidates(model: nn.Module, inputs: Tensor, labels: Tensor, generator: tor
     right = own[torch.arange(len(rows)) % len(own)]
     with torch.no_grad():
         outputs = model(rows)
-    if not labels.is_floating_point() and outputs.ndim == labels.ndim + 1:
-        wrong = outputs.argmin(1).to(labels.dtype)  # the class that the model believes least
-    else:
-        wrong = 30 * right.roll(1, 0) if labels.is_floating_point() else right.roll(1, 0)
+    wrong = 30 * right.roll(1, 0) if labels.is_floating_point() else right.roll(1, 0)
+    if not labels.is_floating_point() and isinstance(outputs, Tensor) and outputs.ndim == labels.ndim + 1:
+        unlikely = outputs.argmin(1).to(labels.dtype)  # the class that the model believes least
+        wrong = unlikely if unlikely.shape == right.shape else wrong
     return torch.cat([rows, rows]), torch.cat([right, wrong])
 
 

@@ -18,7 +18,7 @@ CRASHED = "crashed"
 CONTRADICTION = "a contradiction"
 """The method of a refutation that needs no statistics."""
 
-Claimed = Event | Ledger | Spent | float
+Claimable = Event | Ledger | Spent | float
 """A ledger, an event or a statement, from which epsilon follows; or a bare epsilon, for mechanisms from elsewhere."""
 
 
@@ -33,7 +33,7 @@ class Claim:
     statement: str
 
     @classmethod
-    def of(cls, claimed: Claimed, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> Claim:
+    def of(cls, claimed: Claimable, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> Claim:
         """The claim at `delta`. A claim by events holds at every delta, so an audit may choose the one where it sees most."""
         if isinstance(claimed, Ledger):
             return cls.of(claimed.spent(delta), delta)

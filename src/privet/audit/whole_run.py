@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from privet.audit.bounds import ClaimedForm
-from privet.audit.rebuilt import LONG, Course, Directions, Subject, find_shapes, output_is_loss, words
+from privet.audit.rebuilt import LONG, Course, StandIn, Subject, find_shapes, output_is_loss, words
 from privet.audit.result import Audit, Claim
 from privet.audit.scores import audit_scores
 from privet.clipping import FlatClipping
@@ -22,8 +22,8 @@ from privet.sampling import PoissonSampling
 from privet.training import Plan
 from privet.training.step import StepResult
 
-FILLERS = 6
-"""Records without a gradient for each canary, where clipping changes: an adaptive norm falls by them."""
+FILLERS, MOST_FILLERS = 6, 3000
+"""Records without a gradient for each canary, and at most, where clipping changes: an adaptive norm falls by them."""
 MOST_NUMBERS = 2**26
 """The canaries of a stand-in model with a run's own parameters take no more numbers than this."""
 
@@ -106,7 +106,7 @@ def _rebuilt(plan: Plan, model: nn.Module | None, canaries: int, seed: int) -> t
         raise InputError("A whole training is audited where its noise is Gaussian: audit one step of another noise.")
     if not course.independent:
         raise InputError("A whole training is audited where each record is sampled by itself: audit one step.")
-    stand_in = Directions(find_shapes(plan, canaries, model))
+    stand_in = StandIn(find_shapes(plan, canaries, model))
     canaries = min(canaries, max(stand_in.sizes), max(40, MOST_NUMBERS // sum(stand_in.sizes)))
     inputs = torch.cat([stand_in.directions(canaries), torch.zeros(1, sum(stand_in.sizes))])
     weights = torch.full((len(inputs),), LONG * course.scale(stand_in))
@@ -116,7 +116,7 @@ def _rebuilt(plan: Plan, model: nn.Module | None, canaries: int, seed: int) -> t
 
 
 def _fillers(course: Course, canaries: int) -> int:
-    return FILLERS * canaries if course.moves else 0
+    return min(FILLERS * canaries, MOST_FILLERS) if course.moves else 0
 
 
 def _shifts(course: Course, subject: Subject, canaries: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from privet.audit.bounds import ClopperPearson, TwoSampleBound
 from privet.audit.laboratory import Seen, Station
-from privet.audit.result import Claimed
+from privet.audit.result import Claimable
 from privet.audit.stations.training import LOUD, Padded, Training, Twins, WithBuffer, linear, one, plain_loss, short
 from privet.clipping import AdaptiveClipping
 from privet.data import Dataset, Split, with_test_records
@@ -177,7 +177,7 @@ class HeldOut:
     looks_for: str = "a split that another record changes"
     effort: float = 0.05
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> Claimable:
         return 0.0
 
     def bound(self, confidence: float) -> TwoSampleBound:

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import privet
 from privet.audit.bounds import ClopperPearson, GaussianTradeOff, TwoSampleBound
 from privet.audit.laboratory import Seen
-from privet.audit.result import Claimed
+from privet.audit.result import Claimable
 from privet.privacy import Gaussian, Ledger, PoissonSampled
 from privet.training import Private
 
@@ -83,7 +83,7 @@ class Training:
     users: bool = False
     effort: float = 1.0
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> Claimable:
         each = Gaussian(self.noise)
         return (PoissonSampled(self.rate, each) if self.rate < 1 else each) * self.steps
 
