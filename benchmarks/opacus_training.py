@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from privet.recipes.prepare import build_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,7 +31,6 @@ from privet import data, recipes
 from privet.data import Dataset, Split
 from privet.methods.dpsgd import accuracy
 from privet.privacy import calibrate_noise
-from privet.recipes.prepare import build_model
 
 RESULTS = Path(__file__).parent / "results" / "opacus_training.json"
 DELTA = 1e-5

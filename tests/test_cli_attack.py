@@ -34,7 +34,12 @@ def test_the_loss_attack_says_precision_and_recall_at_thresholds(run):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("shadow", "Shadow model"), ("lira", "LiRA (4 shadow models, one vectorised pass")]
+    ("kind", "name"),
+    [
+        ("shadow", "Shadow model"),
+        ("lira", "LiRA (4 shadow models, one vectorized pass"),
+        ("rmia", "RMIA (4 shadow models, one vectorized pass"),
+    ],
 )
 def test_attacks_with_shadow_models_update_the_page(run, kind, name):
     shadows = ["--shadows", 4] if kind == "lira" else []
@@ -43,7 +48,7 @@ def test_attacks_with_shadow_models_update_the_page(run, kind, name):
     facts = json.loads(page.stdout)
     assert facts["name"].startswith(name)
     assert facts["members"] == 100
-    assert facts["non_members"] == (50 if kind == "shadow" else 100)  # half of the others train the shadow
+    assert facts["non_members"] == (100 if kind == "lira" else 50)  # half of the others are the attacker's own
     assert 0 < facts["auc"] < 1
     assert name in (run / "report.html").read_text()
     assert RunRecord.read(run).attack.auc == facts["auc"]

@@ -39,7 +39,7 @@ def test_a_program_gets_json_of_a_step_and_of_a_training():
 def test_a_refuted_claim_ends_with_one(monkeypatch):
     from privet.noise import GaussianNoise
 
-    monkeypatch.setattr(GaussianNoise, "event", lambda self: Gaussian(5 * self.multiplier))
+    monkeypatch.setattr(GaussianNoise, "event", lambda self, step=0: Gaussian(5 * self.multiplier))
     page = privet("audit", "--method", "dpsgd", "--clipping", "flat", "--draws", 4000, "--no-laboratory")
     assert page.exit_code == 1
     assert "Verdict: refuted at 99 %." in page.stdout

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import typer
+from privet.compare import ENTRANTS
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from privet.cli import options
 from privet.cli.program import app
-from privet.compare import ENTRANTS
 from privet.errors import InputError
 
 RUNNER = CliRunner()
@@ -99,11 +99,12 @@ def test_every_verb_is_checked_and_every_option_is_of_some_use() -> None:
 
 
 def test_the_methods_of_the_command_line_are_those_of_the_tables() -> None:
-    from privet.cli import attack, audit, train
     from privet.synthesis import METHODS
 
+    from privet.cli import attack, audit, train
+
     assert set(options.TRAIN) == {method.value for method in train.Method}
-    assert set(options.ATTACK) == {kind.value for kind in attack.Attack}
+    assert set(options.ATTACK) == {kind.value for kind in attack.AttackName}
     assert set(options.AUDIT) == {method.value for method in audit.Method} | {"run"}
     assert set(options.SYNTHESIZE) == {*METHODS, "noise-layer-gan-published"}
 

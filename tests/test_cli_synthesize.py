@@ -206,8 +206,8 @@ def test_the_artificial_data_can_be_attacked(run):
     folder, _ = run
     page = privet("attack", folder)
     assert page.exit_code == 0, page.output
-    assert "Distance to the closest artificial example: 1,437 training records against 360 others" in page.stdout
-    assert "synthetic rows lie closer to a training record" in page.stdout
+    assert "Distance to the closest synthetic example: 1,437 training records against 360 others" in page.stdout
+    assert "synthetic rows are closer to a training record" in page.stdout
     assert privet("attack", folder, "--attack", "density", "--records", 300).exit_code == 0
     assert RunRecord.read(folder).attack.name.startswith("Density")
     assert privet("attack", folder, "--attack", "loss").exit_code == 0  # the student, as any model

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from privet.allocator import keep_freed_memory
     from privet.gradients import fix
-    from privet.training import BudgetExhausted, make_private
+    from privet.io import keep_freed_memory
+    from privet.training import BudgetExhausted, Performance, make_private
 
 _PUBLIC = {
     "BudgetExhausted": "privet.training",
+    "Performance": "privet.training",
     "fix": "privet.gradients",
-    "keep_freed_memory": "privet.allocator",
+    "keep_freed_memory": "privet.io",
     "make_private": "privet.training",
 }
 _ROOMS = (
@@ -32,7 +33,7 @@ _ROOMS = (
     "training",
 )
 
-__all__ = ["BudgetExhausted", "__version__", "fix", "keep_freed_memory", "make_private"]
+__all__ = ["BudgetExhausted", "Performance", "__version__", "fix", "keep_freed_memory", "make_private"]
 
 
 def __getattr__(name: str) -> Any:

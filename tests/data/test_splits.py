@@ -147,5 +147,5 @@ def test_records_that_are_set_aside_leave_the_test_part_and_lose_their_labels():
     assert torch.equal(again["public"].inputs, -divided["public"].inputs)
     assert set_aside(dataset, 0) is dataset
     for count in (-1, 20, 21):
-        with pytest.raises(InputError, match="leave at least one to test on"):
+        with pytest.raises(InputError, match="leave at least one for testing"):
             set_aside(dataset, count)

@@ -557,7 +557,7 @@ def test_explain_shows_the_choices() -> None:
 
 
 def test_norms_of_long_rows_do_not_shrink() -> None:
-    from privet.gradients.norms import squared_norms
+    from privet.gradients.numerics import squared_norms
 
     row = torch.full((1, 5_200_000), 0.1)
     exact = float(row.double().square().sum())

@@ -10,8 +10,8 @@ from privet.errors import InputError
 from privet.methods.adversarial import called_real
 from privet.methods.noise_layer_gan import CLAIM, PublishedNoiseLayerGan, check_restrictions, printed_sigma
 from privet.methods.synthetic import Order
-from privet.models.dcgan import Generator, discriminator
-from privet.noise.layer import NoiseLayer
+from privet.models.gans import Generator, discriminator
+from privet.noise.gaussian import NoiseLayer
 from privet.privacy import Claimed, Gaussian, Ledger, accountant_named
 
 

@@ -16,7 +16,7 @@ from privet.clipping.rows import (
     grouped_count,
     grouped_second_moment,
     grouped_sum,
-    normalised_second_moment,
+    normalized_second_moment,
 )
 from privet.data import Split, divide
 from privet.data.dataset import Dataset
@@ -41,8 +41,8 @@ from privet.randomness import Randomness
 
 STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], BoundedSum]] = {
     "sum": lambda rows, groups, shares: clipped_sum(rows, 0.7, shares),
-    "moment": lambda rows, groups, shares: normalised_second_moment(rows, shares),
-    "moment of several rows": lambda rows, groups, shares: normalised_second_moment(rows.view(len(rows), 2, 2), shares),
+    "moment": lambda rows, groups, shares: normalized_second_moment(rows, shares),
+    "moment of several rows": lambda rows, groups, shares: normalized_second_moment(rows.view(len(rows), 2, 2), shares),
     "counts": lambda rows, groups, shares: grouped_count(groups, 3, shares),
     "sums": lambda rows, groups, shares: grouped_sum(rows, groups, 3, 0.7, shares),
     "moments": lambda rows, groups, shares: grouped_second_moment(rows, groups, 3, 0.7, shares),

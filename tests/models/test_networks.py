@@ -7,7 +7,7 @@ from privet import models
 from privet.data import Split
 from privet.gradients import Engine
 from privet.methods import dpsgd
-from privet.models.layers import StandardisedConv2d, TemperedSigmoid
+from privet.models.classifiers import StandardizedConv2d, TemperedSigmoid
 
 
 def trainable(model):
@@ -64,7 +64,7 @@ def test_a_tempered_sigmoid_is_tanh_as_it_stands():
 
 def test_standardised_kernels_and_their_gradients_for_each_record():
     torch.manual_seed(0)
-    conv = StandardisedConv2d(2, 3, 3)
+    conv = StandardizedConv2d(2, 3, 3)
     x, y = torch.rand(4, 2, 6, 6), torch.tensor([0, 1, 2, 1])
     plain = torch.nn.Conv2d(2, 3, 3)
     weight = conv.weight.detach()

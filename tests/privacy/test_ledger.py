@@ -141,7 +141,7 @@ def test_a_closed_or_read_only_ledger_takes_nothing(path):
         closed.record(STEP)
     with pytest.raises(LedgerError, match="reading only"):
         Ledger.open(path, read_only=True).record(STEP)
-    with pytest.raises(InputError, match="holds events"):
+    with pytest.raises(InputError, match="records events"):
         Ledger().record("a step")
     with pytest.raises(InputError, match="cannot be read"):
         Ledger.open(path.with_name("absent"))

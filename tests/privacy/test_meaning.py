@@ -29,8 +29,8 @@ from privet.privacy import (
     Spent,
     accountant_named,
 )
-from privet.privacy.group import SampledGroupPair, group_pairs
 from privet.privacy.meaning import GENERAL, STATEMENT_ALONE
+from privet.privacy.pld.dominating import SampledGroupPair, group_pairs
 from privet.privacy.pld.engine import deltas_of, epsilon_of
 
 PLD = accountant_named("pld")

@@ -6,7 +6,7 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from privet.privacy import Gaussian, PoissonSampled, PureEpsilon, UnsupportedEventError, accountant_named
-from privet.privacy.accountants.moments import log_moment_closed, log_moment_integral, log_moments
+from privet.privacy.accountants.rdp import log_moment_closed, log_moment_integral, log_moments
 
 MOMENTS = accountant_named("moments")
 

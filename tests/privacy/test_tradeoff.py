@@ -10,8 +10,7 @@ from scipy import integrate, stats
 
 from privet.errors import InputError
 from privet.privacy.accountants.gdp import gdp_delta, gdp_epsilon
-from privet.privacy.meaning import epsilons_to
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES, TradeOff
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES, TradeOff, epsilons_to
 
 RATES = (0.0, 1e-5, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0)
 statements = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1)), min_size=1, max_size=12)

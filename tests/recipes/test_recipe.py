@@ -6,15 +6,15 @@ from importlib import resources
 import pytest
 import torch
 import yaml
+from privet.recipes import fit, load, names, pick
+from privet.recipes.recipe import ORIGINS
+from privet.recipes.releases import Releases
 
 from privet import data, recipes
 from privet.data import Dataset, Split
 from privet.errors import InputError
 from privet.privacy import Budget, CovarianceRelease, Gaussian, Ledger, LedgerError
 from privet.randomness import Randomness
-from privet.recipes import fit, load, names, pick
-from privet.recipes.recipe import ORIGINS
-from privet.recipes.releases import Releases
 
 DELTA = 1e-5
 

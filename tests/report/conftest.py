@@ -10,7 +10,7 @@ from torch import nn
 
 from privet.attacks import LossThreshold
 from privet.audit import Audit, Claim
-from privet.data.digits import load_digits
+from privet.data.catalogue import load_digits
 from privet.methods.private_accuracy import exactly
 from privet.privacy.events import Gaussian, PoissonSampled
 from privet.privacy.ledger import Ledger

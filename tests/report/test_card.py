@@ -11,8 +11,7 @@ from privet.cli import app
 from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled, Relation
 from privet.report import OtherRun, RunRecord, SyntheticSummary, find_others, write_card
 from privet.report.card import card, markdown
-from privet.report.data_mark import mark_of
-from privet.report.others import together
+from privet.report.others import mark_of, together
 from privet.report.record import Stated
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))

@@ -8,8 +8,7 @@ import pytest
 from privet.privacy import Claimed, CovarianceRelease, Gaussian, Ledger, PoissonSampled
 from privet.privacy.events import NoisyVotes, PureEpsilon
 from privet.report import RunRecord
-from privet.report.drawing import describe_way, draw_way
-from privet.report.places import WAYS, way_of
+from privet.report.places import WAYS, describe_way, draw_way, way_of
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
 

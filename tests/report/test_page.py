@@ -11,12 +11,12 @@ from importlib import resources
 import pytest
 from typer.testing import CliRunner
 
+from privet.attacks.result import Rate
 from privet.cli import app
 from privet.errors import InputError, PrivetError
 from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled, PureEpsilon
 from privet.report import RunRecord, SyntheticSummary, render, words, write_page
 from privet.report.others import together
-from privet.report.record import Rate
 from privet.report.statement import meaning
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))

@@ -10,8 +10,8 @@ import pytest
 
 from privet.attacks import Roc
 from privet.audit import Audit, Claim
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 from privet.report import AttackResult, RunRecord, renew, versions
 from privet.report.record import FILE
 
@@ -26,6 +26,18 @@ def test_what_is_written_is_read_again(record, tmp_path):
     assert RunRecord.read(tmp_path) == record
     assert dataclasses.replace(record, attack=None).write(tmp_path)
     assert RunRecord.read(tmp_path).attack is None
+
+
+def test_an_attack_in_a_record_of_0_1_0_is_read(record, tmp_path):
+    """Version 0.1.0 wrote no key, date, command, power or settings."""
+    record.write(tmp_path)
+    plain = json.loads((tmp_path / FILE).read_text())
+    for name in ("key", "date", "command", "power", "settings"):
+        del plain["attack"][name]
+    (tmp_path / FILE).write_text(json.dumps(plain))
+    old = RunRecord.read(tmp_path).attack
+    assert (old.key, old.date, old.command, old.power, old.settings) == ("", "", (), "", {})
+    assert old.auc == record.attack.auc
 
 
 def test_what_is_infinite_is_null_and_named_in_json(record, finished_run, tmp_path):
@@ -150,5 +162,5 @@ def test_the_environment_names_versions_and_not_the_machine():
 
 
 def test_a_missing_package_is_still_recorded(monkeypatch):
-    monkeypatch.setattr("privet.report.environment.PACKAGES", ("no-such-package-anywhere",))
+    monkeypatch.setattr("privet.report.record.PACKAGES", ("no-such-package-anywhere",))
     assert versions()["no-such-package-anywhere"] == "not installed"

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import privet
-from privet.data.digits import load_digits
+from privet.data.catalogue import load_digits
+from privet.training import Performance
 from privet.training.logs import CsvLog, logged
 
 
@@ -103,7 +104,7 @@ def test_a_loop_of_ones_own_gets_a_dictionary_per_step(physical):
         noise_multiplier=2.0,
         delta=1e-5,
         max_grad_norm=1.0,
-        physical_batch_size=physical,
+        performance=Performance(physical_batch_size=physical),
         seed=0,
     )
     seen: list[dict] = []

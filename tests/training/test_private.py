@@ -14,7 +14,7 @@ import privet
 from privet.clipping import AdaptiveClipping
 from privet.errors import InputError, PrivetError
 from privet.randomness import Randomness
-from privet.training import BudgetExhausted
+from privet.training import BudgetExhausted, Performance
 
 
 def data(records: int = 200) -> TensorDataset:
@@ -70,12 +70,12 @@ def test_a_step_is_the_clipped_noisy_sum_over_the_expected_batch() -> None:
 @pytest.mark.parametrize("physical", [1, 7, 16, 1000])
 def test_physical_batches_do_not_change_the_step(physical: int) -> None:
     whole = run(*setup())
-    parts = run(*setup(physical_batch_size=physical))
+    parts = run(*setup(performance=Performance(physical_batch_size=physical)))
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
 
 
 def test_physical_batches_from_a_memory_budget() -> None:
-    from privet.training.physical import records_within
+    from privet.training.performance import records_within
 
     model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10))
     few, many = (records_within(model, torch.zeros(1000), mebibytes * 2**20) for mebibytes in (20, 40))
@@ -84,7 +84,7 @@ def test_physical_batches_from_a_memory_budget() -> None:
     with pytest.raises(PrivetError, match=r"more than the 1\.0 MiB allowed"):
         records_within(model, torch.zeros(1000), 2**20)
     whole = run(*setup())
-    parts = run(*setup(physical_batch_size="auto", memory_budget=4000))
+    parts = run(*setup(performance=Performance("auto", 4000)))
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
 
 
@@ -122,7 +122,7 @@ def test_empty_batches_are_steps() -> None:
 def test_adaptive_clipping_trains_and_moves() -> None:
     model, optimizer, private = setup(max_grad_norm=None, clipping=AdaptiveClipping(50.0), steps=20)
     run(model, optimizer, private)
-    assert private.clipping.max_grad_norm < 50 and private.plan.clipping.max_grad_norm == 50
+    assert private.state.clipping < 50 and private.plan.clipping.max_grad_norm == 50
 
 
 def test_bad_records_are_counted_and_the_model_survives() -> None:
@@ -264,7 +264,6 @@ def test_closures_are_refused() -> None:
         ({"noise_multiplier": -1.0}, "noise multiplier"),
         ({"max_grad_norm": None}, "either max_grad_norm or clipping"),
         ({"max_grad_norm": -1.0}, "positive"),
-        ({"physical_batch_size": 0}, "at least 1"),
         ({"loss_reduction": "max"}, "loss_reduction"),
     ],
 )

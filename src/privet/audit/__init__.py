@@ -1,42 +1,39 @@
-"""Audits: a lower bound on epsilon from an attack, beside the claim and the highest bound the attack could have shown."""
+"""Audits: a lower bound on epsilon from an attack, beside the claim and the highest bound that the attack could have shown.
 
-from privet.audit.black_box import mechanism
-from privet.audit.bounds import ClopperPearson, Counts, GaussianTradeOff, OneRun, ceiling
-from privet.audit.canaries import Canaries, mislabelled, out_of_distribution
-from privet.audit.claim import Claim
-from privet.audit.guessing import audit_guesses
+Audits know the parts of a private step and no method. The audits of a method are in `privet.methods`.
+"""
+
+from privet.audit.black_box import Canaries, mechanism, mislabelled, out_of_distribution, trainer
+from privet.audit.bounds import ClaimedForm, ClopperPearson, Counts, GaussianTradeOff, OneRun, SampledStep, ceiling
 from privet.audit.laboratory import Seen, Station, laboratory
 from privet.audit.one_step import step
-from privet.audit.result import Audit
-from privet.audit.threshold import audit_scores
-from privet.audit.trained import trainer
+from privet.audit.plans import audit_plan, recorded
+from privet.audit.result import Audit, Claim
+from privet.audit.scores import audit_guesses, audit_scores
 from privet.audit.whole_run import training
 
 __all__ = [
     "Audit",
     "Canaries",
     "Claim",
+    "ClaimedForm",
     "ClopperPearson",
     "Counts",
     "GaussianTradeOff",
     "OneRun",
+    "SampledStep",
     "Seen",
     "Station",
     "audit_guesses",
+    "audit_plan",
     "audit_scores",
     "ceiling",
     "laboratory",
     "mechanism",
     "mislabelled",
     "out_of_distribution",
+    "recorded",
     "step",
     "trainer",
     "training",
 ]
-
-
-def __getattr__(name):  # until the audits of methods have moved
-    import importlib
-    where={"published_noise":"published","recorded":"recorded","release":"releases","votes":"voting"}
-    if name in where: return getattr(importlib.import_module(f"privet.audit.{where[name]}"), name)
-    raise AttributeError(name)

@@ -13,7 +13,7 @@ import typer
 
 from privet.cli.program import AsJson, verb
 from privet.cli.progress import computing
-from privet.cli.records import Plugins, command_line, keys, load_again, load_plugins, pairs
+from privet.cli.records import Plugins, command_line, keys, load_again, load_plugins, load_records, pairs
 from privet.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Moved:
         found = {name: value for name, value in vars(self).items() if value is not None and name != "signal"}
         for name, value in found.items():
             typer.echo(
-                f"privet: --{name} moved and will stop working in the next version: write --set {name}={value}", err=True
+                f"privet: --{name} moved and will stop working in the next version: write --set {name}={value}",
+                err=True,
             )
         return found
 
@@ -85,6 +86,12 @@ def attack(
         ),
     ] = None,
     model: Model = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="For a loop of your own: the records it was trained on, and others, as train and test parts."
+        ),
+    ] = "",
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,24 +100,31 @@ def attack(
     Every result is appended to the run's record, with date, command and power; page and card list them all.
     """
     load_plugins(plugins)
+    from privet.io.names import LOOP
+    from privet.methods import DataSpec
     from privet.report import RunRecord
     from privet.runs.after import attack_run, attack_with
+    from privet.runs.own import record_of_loop
 
-    record = RunRecord.read(run)
+    record = record_of_loop(run) if (run / LOOP).exists() else RunRecord.read(run)
     given: dict[str, Any] = moved.settings() | pairs(settings or ())
     wanted = keys(attacks) or ["distance" if record.synthetic else "loss"]
     if moved.signal == "confidence" and wanted == ["loss"]:
-        typer.echo("privet: --signal moved and will stop working in the next version: write --attack confidence", err=True)
+        typer.echo(
+            "privet: --signal moved and will stop working in the next version: write --attack confidence", err=True
+        )
         wanted = ["confidence"]
     if wanted == [INVERSION]:
         _invert(record, run, model, as_json)
         return
     chosen = [attack_with(key, given) for key in wanted]
-    dataset = load_again(record.data)
-    with computing() as progress:
-        results, page, extra = attack_run(
-            run, chosen, dataset, model=model, command=command_line(), progress=progress
+    if (run / LOOP).exists() and not data:
+        raise InputError(
+            f"{run} holds a loop of your own: name its records with --data, for example --data py:package.module:load."
         )
+    dataset = load_records(DataSpec(data)) if data else load_again(record.data)
+    with computing() as progress:
+        results, page, extra = attack_run(run, chosen, dataset, model=model, command=command_line(), progress=progress)
     if as_json:
         facts = [dataclasses.asdict(result) for result in results]
         if not record.data.public:
@@ -126,16 +140,14 @@ def attack(
 
 
 def _invert(record: RunRecord, run: Path, model: str, as_json: bool) -> None:
-    from privet.attacks import class_means, draw_inversion, invert
+    from privet.attacks import draw_classes
     from privet.report import load_model
 
     dataset: Dataset = load_again(record.data)
     if len(dataset.shape) != 3:
         raise InputError(f"{run}: an inversion is drawn as pictures, and the records of {dataset.name} are not images.")
-    classes = range(len(dataset.classes))
-    found = invert(load_model(record, run, model), classes, dataset.shape, smoothness=0.002)
-    means = class_means(*dataset.train.tensors, classes)
-    path = draw_inversion(run / PICTURE, found, dataset.classes, means)
+    path = run / PICTURE
+    found = draw_classes(path, load_model(record, run, model), dataset)
     if as_json:
         confidence = dict(zip(dataset.classes, found.confidence.tolist(), strict=True))
         typer.echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))

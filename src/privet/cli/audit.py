@@ -1,156 +1,157 @@
-"""`privet audit`."""
+"""`privet audit`: lower bounds on epsilon, of a run or of a method."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privet.cli.attack import Model
 from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
+from privet.cli.program import AsJson, verb
 from privet.cli.progress import computing
+from privet.cli.records import Plugins, command_line, load_plugins
 from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.audit import Audit
+    from privet.methods import Power
+
+RELEASES = ("mean", "second-moment")
+"""Releases before training that can be audited by name."""
 
 
-class Method(StrEnum):
-    """What can be audited by its name."""
+def method_keys() -> list[str]:
+    from privet.methods import METHODS
 
-    dpsgd = "dpsgd"
-    optimized_noise = "optimized-noise"
-    mean = "mean"
-    second_moment = "second-moment"
+    return [*METHODS, *RELEASES]
 
 
-class Clip(StrEnum):
-    """A way of clipping, or each of them."""
+@dataclass
+class Example:
+    """The parameters of a method that is audited without a run."""
 
-    every = "every"
-    flat = "flat"
-    per_layer = "per-layer"
-    automatic = "automatic"
-    adaptive = "adaptive"
-    elliptical = "elliptical"
+    noise: Annotated[
+        float, typer.Option(help="The noise over the clipping norm; of optimized noise, 1/epsilon of a step.")
+    ] = 1.0
+    rate: Annotated[float, typer.Option(help="The probability that a record is in a step.")] = 1.0
+    steps: Annotated[int, typer.Option(help="Above 1: also a whole training of this many steps.", min=1)] = 1
+    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5
 
 
-@app.command("audit", epilog="Example:  privet audit --method dpsgd --noise 1.1 --rate 0.01 --steps 1000")
+@dataclass
+class Effort:
+    """How hard the audit tries."""
+
+    draws: Annotated[int, typer.Option(help="Releases of one step with, and as many without, a record.", min=40)] = (
+        20_000
+    )
+    canaries: Annotated[int, typer.Option(help="Canaries of a whole training.", min=8)] = 1000
+    confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.99
+    seed: Annotated[int, typer.Option(help="Of the audit.", min=0)] = 0
+
+    def power(self) -> Power:
+        from privet.methods import Power
+
+        return Power(**vars(self))
+
+
+@verb("audit", "privet audit --method dpsgd --noise 1.1 --rate 0.01 --steps 1000")
 def audit(
     context: typer.Context,
+    example: Example,
+    effort: Effort,
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run, to audit what it did.")
     ] = None,
-    method: Annotated[Method | None, typer.Option(help="Or the method to audit, without a run.")] = None,
-    clipping: Annotated[Clip, typer.Option(help="Which way of clipping, of one step.")] = Clip.every,
-    noise: Annotated[
-        float, typer.Option(help="The noise over the clipping norm; of optimised noise, 1/epsilon.")
-    ] = 1.0,
-    rate: Annotated[float, typer.Option(help="The probability that a record is in a step.")] = 1.0,
-    steps: Annotated[int, typer.Option(help="Above 1: also a whole training of so many steps.", min=1)] = 1,
-    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
-    draws: Annotated[
-        int, typer.Option(help="Releases of one step with, and as many without, a record.", min=40)
-    ] = 20_000,
-    canaries: Annotated[int, typer.Option(help="Canaries of a whole training.", min=8)] = 1000,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Or the method to audit, without a run.", autocompletion=method_keys),
+    ] = None,
+    clipping: Annotated[str | None, typer.Option(hidden=True, help="Moved: write --method dpsgd-CLIPPING.")] = None,
     laboratory: Annotated[
-        bool, typer.Option(help="Of dpsgd: also audit the whole training path at the stations of the laboratory.")
+        bool, typer.Option(help="Without a run: also audit the whole training path at the stations of the laboratory.")
     ] = True,
     runs: Annotated[
         int, typer.Option(help="Trainings with, and as many without, a record at a station of the laboratory.", min=40)
     ] = 800,
-    confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.99,
-    seed: Annotated[int, typer.Option(help="Of the audit.", min=0)] = 0,
+    model: Model = "",
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bound epsilon from below by attacking the mechanism itself; ends with 1 if a claim is refuted.
+    """Bound epsilon from below by attacking the mechanism itself; exits with 1 if a claim is refuted.
 
-    An audit runs the code that trains, on the records that tell the most, and sees everything that it releases. Without a
-    run it audits one step of DP-SGD, and the library's whole training path at the stations of the laboratory. Of a run it
-    audits the most frequent step of its ledger, once and as often as it happened, and renews the run's page.
+    An audit runs the code that trains, on the records that reveal the most, and sees everything that it releases. Of a run
+    it rebuilds the method, plan, clipping and model, and appends the result to the run's record. Without a run it audits one
+    step of every way of clipping, or the named method, and the library's whole training path at the stations of the laboratory.
     """
+    load_plugins(plugins)
     if run is not None and method is not None:
         raise InputError("Give either the folder of a run or --method, for example: privet audit --method dpsgd")
-    method = Method.dpsgd if run is None and method is None else method
-    check_used(context, "run" if method is None else method.value)
-    asked: dict[str, Any] = {"delta": delta, "draws": draws, "confidence": confidence, "seed": seed}
+    if clipping is not None and method in (None, "dpsgd"):
+        method = _moved(clipping)
+    check_used(context, "run" if run is not None else "release" if method in RELEASES else "method")
     stations: tuple[Audit, ...] = ()
     with computing() as progress:
         if run is not None:
-            found = _of_run(run, canaries, {**asked, "progress": progress})
-        elif method is Method.dpsgd:
-            found = _dpsgd(clipping, noise, rate, steps, canaries, {**asked, "progress": progress})
-            if laboratory:
-                from privet.audit import laboratory as visit
+            from privet.runs import audit_run
 
-                stations = visit(runs=runs, confidence=confidence, seed=seed, progress=progress)
-        elif method is Method.optimized_noise:
-            found = _optimised(noise, rate, {**asked, "progress": progress})
-        else:
-            assert method is not None
-            from privet.audit import release
-
-            found = [release(method.value, noise, **asked, progress=progress)]
-    _say(found, stations, run, as_json)
-
-
-def _of_run(run: Path, canaries: int, asked: dict[str, Any]) -> list[Audit]:
-    from privet.audit import recorded
-    from privet.report import RunRecord
-
-    record = RunRecord.read(run)
-    try:
-        return list(recorded(record.open_ledger(run), **{**asked, "delta": record.delta}, canaries=canaries))
-    except InputError as error:
-        raise InputError(f"{run}: {error}") from None
-
-
-def _dpsgd(clipping: Clip, noise: float, rate: float, steps: int, canaries: int, asked: dict[str, Any]) -> list[Audit]:
-    from privet.audit import step, training
-    from privet.audit.one_step import clippings
-
-    kinds = list(Clip)[1:] if clipping is Clip.every else [clipping]
-    found = [
-        step(clippings()[kind.value], noise, rate=rate, name=f"One step of DP-SGD, {kind.value} clipping", **asked)
-        for kind in kinds
-    ]
-    if steps > 1:
-        whole = {name: value for name, value in asked.items() if name != "draws"}
-        name = f"DP-SGD, {steps:,} steps"
-        found.append(training(rate=rate, noise_multiplier=noise, steps=steps, canaries=canaries, name=name, **whole))
-    return found
-
-
-def _optimised(noise: float, rate: float, asked: dict[str, Any]) -> list[Audit]:
-    from privet.audit import step
-    from privet.audit.one_step import noises
-    from privet.clipping import FlatClipping
-
-    return [
-        step(FlatClipping(1.0), noise=kind, rate=rate, name=f"One step, {name} noise", **asked)
-        for name, kind in noises(1 / noise).items()
-    ]
-
-
-def _say(found: list[Audit], stations: tuple[Audit, ...], run: Path | None, as_json: bool) -> None:
-    plain = json.dumps([one.to_dict() for one in (*found, *stations)], indent=1, allow_nan=False)
-    if run is not None:
-        from privet.report import RunRecord, renew
-
-        replace(RunRecord.read(run), audits=tuple(found)).write(run)
-        renew(run)
-    if as_json:
-        typer.echo(plain)
-    else:
-        if run is not None:
-            typer.echo(
-                f"Audited: what the ledger of {run} says was done (its noise, sampling rate and number of steps), by the code "
-                "that trains. The run's own records, model and clipping took no part."
+            found: tuple[Audit, ...] = audit_run(
+                run, effort.power(), model=model, command=command_line(), progress=progress
             )
+        else:
+            found = _of_method(method, example, effort.power(), progress)
+            if laboratory and method in (None, "dpsgd"):
+                stations = _laboratory(runs, effort, progress)
+    _say(found, stations, as_json)
+
+
+def _moved(clipping: str) -> str | None:
+    from privet.cli.train import warn_moved
+
+    keys = {"every": None, "flat": "dpsgd", "elliptical": "optimized-noise-elliptical"}
+    method = keys.get(clipping, f"dpsgd-{clipping}")
+    warn_moved("--clipping", f"--method {method}" if method else "privet audit without --method")
+    return method
+
+
+def _of_method(method: str | None, example: Example, power: Power, progress: Any) -> tuple[Audit, ...]:
+    from privet.methods import METHODS, method_named
+    from privet.methods.statistics import audit_release
+
+    if method in RELEASES:
+        asked: dict[str, Any] = {"draws": power.draws, "confidence": power.confidence, "seed": power.seed}
+        return (audit_release(method, example.noise, delta=example.delta, **asked, progress=progress),)
+    every = [key for key in METHODS if key.startswith("dpsgd")] + ["optimized-noise-elliptical"]
+    found: list[Audit] = []
+    for key in [method] if method else every:
+        named = method_named(key)
+        ran = named.example(example.noise, example.rate, example.steps, example.delta)
+        if ran is None:
+            if method:
+                raise InputError(
+                    f"The method {key} cannot be audited without a run: give the folder of one, or audit it from Python with "
+                    "privet.audit.mechanism or privet.audit.trainer."
+                )
+            continue
+        found += named.audits(ran, power, progress)
+    return tuple(found)
+
+
+def _laboratory(runs: int, effort: Effort, progress: Any) -> tuple[Audit, ...]:
+    import privet.methods  # noqa: F401 - methods add stations of their own
+    from privet.audit import laboratory
+
+    return laboratory(runs=runs, confidence=effort.confidence, seed=effort.seed, progress=progress)
+
+
+def _say(found: tuple[Audit, ...], stations: tuple[Audit, ...], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([one.to_dict() for one in (*found, *stations)], indent=1, allow_nan=False))
+    else:
         for one in found:
             typer.echo(str(one))
         if stations:
@@ -161,8 +162,7 @@ def _say(found: list[Audit], stations: tuple[Audit, ...], run: Path | None, as_j
 
 def _table(stations: tuple[Audit, ...]) -> str:
     """The laboratory as a table, a line for each station, and its result in a sentence."""
-    from privet.audit.laboratory import CONTRADICTION
-    from privet.audit.result import CRASHED, REFUSED, round_down
+    from privet.audit.result import CONTRADICTION, CRASHED, REFUSED, round_down
 
     rows = [("station", "looks for", "claim", "bound", "ceiling", "verdict")]
     for one in stations:

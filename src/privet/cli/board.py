@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 Show = Callable[[Sequence["Lane"]], None]
 WIDE = 150
-MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected"}
+MARKS = {
+    "proved": "✓ proved",
+    "assumed": "≈ assumed",
+    "claimed": "✗ claimed",
+    "open": "! unprotected",
+    "refuted": "✗ refuted",
+}
 VACUOUS_MARKS = {"proved": "∅ proved, vacuous", "assumed": "∅ assumed, vacuous", "claimed": "✗ claimed, vacuous"}
 
 
@@ -136,7 +142,7 @@ def _cells(outcome: Compared) -> list[str]:
     return [
         row.method,
         (MARKS | (VACUOUS_MARKS if standing.vacuous else {}))[standing.kind],
-        f"{100 * record.accuracy:.2f} %",
+        "" if record.accuracy is None else f"{100 * record.accuracy:.2f} %",
         round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
         _audited(outcome),
         f"{attack.auc:.3f}" if attack else "",

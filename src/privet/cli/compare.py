@@ -51,9 +51,7 @@ class Race:
     out: Annotated[Path, typer.Option(help="The folder of the comparison; one that was stopped goes on.")] = Path(
         "runs/compare"
     )
-    minutes: Annotated[
-        float, typer.Option(help="How long each method may train; 0: as long as it takes.", min=0)
-    ] = 0.0
+    minutes: Annotated[float, typer.Option(help="How long each method may train; 0: as long as it takes.", min=0)] = 0.0
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -199,7 +197,7 @@ def _prepare(job: Job, dataset: Dataset) -> None:
     from privet.data import compute_features
     from privet.methods.preparation import build_model
     from privet.methods.recipe import chosen
-    from privet.models.on_features import OnFeatures
+    from privet.models.features import OnFeatures
 
     if job.settings.get("model"):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from privet.cli.program import AsJson, verb
 from privet.cli.records import Plugins, load_plugins, recipe_names
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
@@ -32,6 +33,7 @@ def methods(
         str | None, typer.Argument(help="A method: its settings are listed.", autocompletion=_method_keys)
     ] = None,
     plugins: Plugins = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a Markdown page.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the settings of one with type, default and meaning."""
@@ -53,6 +55,9 @@ def methods(
         if as_json:
             typer.echo(json.dumps(facts, indent=1))
             return
+        if markdown:
+            typer.echo(table_of_methods())
+            return
         typer.echo(_table([("key", "makes", "title"), *((f["key"], f["makes"], f["title"]) for f in facts)]))
         typer.echo("\nprivet methods KEY lists the settings of a method.")
         return
@@ -69,9 +74,22 @@ def methods(
     rows = [("setting", "type", "default", "meaning")]
     rows += [(one.name, one.kind, _shown(one.default), one.meaning) for one in settings]
     typer.echo(_table(rows))
-    typer.echo(
-        "\nGive one with --set NAME=VALUE. Defaults that depend on the records are chosen when the run starts."
-    )
+    typer.echo("\nGive one with --set NAME=VALUE. Defaults that depend on the records are chosen when the run starts.")
+
+
+def table_of_methods() -> str:
+    """The methods as a Markdown table; variants of one class share a line."""
+    from privet.methods import METHODS, Method
+
+    lines: dict[type[Method], list[str]] = {}
+    for key, method in METHODS.items():
+        lines.setdefault(type(method), []).append(key)
+    rows = ["| method | makes | where the noise is | proof | source |", "|---|---|---|---|---|"]
+    for kind, named in lines.items():
+        method = METHODS[named[0]]
+        said = ", ".join(f"`{key}`" for key in named)
+        rows.append(f"| {said} | {method.makes} | {kind.noise_is} | {kind.proof} | {kind.source or 'Privet'} |")
+    return "\n".join(rows)
 
 
 def _shown(default: Any) -> str:
@@ -115,10 +133,12 @@ def attacks(plugins: Plugins = None, as_json: AsJson = False) -> None:
     load_plugins(plugins)
     from privet.attacks import attack_named, attack_names
 
-    found = []
+    found: list[dict[str, Any]] = []
     for key in attack_names():
-        attack = attack_named(key)
-        settings = {f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.name not in ("key", "title")}
+        attack: Any = attack_named(key)
+        settings = {
+            f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.name not in ("key", "title")
+        }
         found.append({"key": key, "title": attack.title, "settings": settings})
     if as_json:
         typer.echo(json.dumps(found, indent=1, default=str))

@@ -1,7 +1,4 @@
-"""Which options each way of each verb uses. An option that was given and would change nothing is refused, never ignored.
-
-Denied by default: an option that stands in no line of this file is refused wherever it is given, until somebody lists it.
-"""
+"""Which options each way of a verb uses: an option that would change nothing is refused, never ignored."""
 
 from __future__ import annotations
 
@@ -48,110 +45,32 @@ def _way(
 
 
 OUTPUT = "as_json"
-RECORDS = "data schema no_header public_size hold_out unprotected_test"
 
-# --- train ----------------------------------------------------------------------------------------------------------
-
-_TRAIN = f"{RECORDS} {OUTPUT} out method delta tuned_from seed"
-_BUDGET = {"epsilon": "its noise is set by --gamma and --pi, and its epsilon follows from them"}
-_RESUME = {"resume": "it starts anew, in another folder"}
-_NO_USERS = {"users": "it has no proof for users who hold several records"}
-_OWN_RECIPE = {"recipe": "it has a schedule of its own"}
-TRAIN = {
-    "dpsgd": _way("--method dpsgd", _TRAIN, "epsilon recipe resume users"),
-    "optimized-noise": _way("--method optimized-noise", _TRAIN, "epsilon recipe resume form as_published users"),
-    "residual": _way(
-        "--method residual",
-        _TRAIN,
-        "gamma strategy pi radius ensemble epochs",
-        why_not=_BUDGET | _RESUME | _OWN_RECIPE | _NO_USERS,
-        only={"radius": Only(lambda given: given["pi"] > 0, "it bounds inputs that get noise by --pi: give --pi too")},
-    ),
-    "residual-dpsgd": _way(
-        "--method residual-dpsgd",
-        _TRAIN,
-        "epsilon recipe resume gamma strategy ensemble users",
-        why_not=dict.fromkeys(("pi", "radius", "epochs"), "its proof and its length are those of DP-SGD"),
-    ),
-    "pate": _way(
-        "--method pate",
-        _TRAIN,
-        "epsilon recipe public teachers queries sure users",
-        why_not={"resume": "its answers are released at once, and another run has another folder"},
-    ),
-}
-
-# --- synthesize -----------------------------------------------------------------------------------------------------
-
-_SYNTHESIZE = f"{RECORDS} {OUTPUT} out method epsilon delta size settings students baseline tuned_from seed"
-_NETWORKS = ("cnn", "logistic")
-_EPOCHS = {
-    "epochs": Only(
-        lambda given: not given["students"] or any(name in _NETWORKS for name in given["students"]),
-        "it is of the students cnn and logistic, and none of them is asked for",
-    )
-}
-SYNTHESIZE = {
-    "moments": _way("--method moments", _SYNTHESIZE, "labels epochs users", only=_EPOCHS),
-    "dpgan": _way("--method dpgan", _SYNTHESIZE, "labels epochs users", only=_EPOCHS),
-    "noise-layer-gan": _way(
-        "--method noise-layer-gan", _SYNTHESIZE, "labels epochs as_published", why_not=_NO_USERS, only=_EPOCHS
-    ),
-    "noise-layer-gan-published": _way(
-        "--method noise-layer-gan --as-published",
-        _SYNTHESIZE,
-        "epochs as_published",
-        why_not={"labels": "it takes the labels as public, as its source does"} | _NO_USERS,
-        only=_EPOCHS,
-    ),
-}
-
-# --- attack, audit --------------------------------------------------------------------------------------------------
-
-_ATTACK = f"{OUTPUT} run kind"
-ATTACK = {
-    "loss": _way("--attack loss", _ATTACK, "signal", why_not={"records": "it asks about all records"}),
-    "shadow": _way("--attack shadow", _ATTACK, "records epochs seed"),
-    "lira": _way("--attack lira", _ATTACK, "shadows records epochs seed"),
-    "inversion": _way("--attack inversion", _ATTACK),
-    "distance": _way("--attack distance", _ATTACK, "records seed"),
-    "density": _way("--attack density", _ATTACK, "records seed"),
-}
-
-_AUDIT = f"{OUTPUT} run method draws confidence seed"
+_AUDIT = f"{OUTPUT} run method clipping plugins"
+_POWER = "draws confidence seed"
 _OF_THE_RUN = "it is what the run's ledger and record say"
-_CANARIES = {"canaries": Only(lambda given: given["steps"] > 1, "they are put into a whole training: give --steps")}
-_RUNS = {"runs": Only(lambda given: given["laboratory"], "they are those of the laboratory: leave out --no-laboratory")}
 AUDIT = {
     "run": _way(
         "the audit of a run",
         _AUDIT,
-        "canaries",
-        why_not=dict.fromkeys(("clipping", "noise", "rate", "steps", "delta"), _OF_THE_RUN),
+        _POWER,
+        "canaries model",
+        why_not=dict.fromkeys(("noise", "rate", "steps", "delta"), _OF_THE_RUN),
     ),
-    "dpsgd": _way(
-        "--method dpsgd",
+    "method": _way(
+        "the audit of a method",
         _AUDIT,
-        "clipping noise rate steps delta canaries laboratory runs",
-        only=_CANARIES | _RUNS,
+        _POWER,
+        "noise rate steps delta canaries laboratory runs",
+        only={
+            "canaries": Only(lambda given: given["steps"] > 1, "they are put into a whole training: give --steps"),
+            "runs": Only(
+                lambda given: given["laboratory"], "they are those of the laboratory: leave out --no-laboratory"
+            ),
+        },
     ),
-    "optimized-noise": _way(
-        "--method optimized-noise", _AUDIT, "noise rate delta", why_not={"steps": "one step is audited"}
-    ),
-    "mean": _way("--method mean", _AUDIT, "noise delta"),
-    "second-moment": _way("--method second-moment", _AUDIT, "noise delta"),
+    "release": _way("the audit of a release before training", _AUDIT, _POWER, "noise delta"),
 }
-
-# --- compare, reproduce, report -------------------------------------------------------------------------------------
-
-COMPARE = f"{RECORDS} {OUTPUT} users out delta minutes methods at_once seed"
-"""What every comparison uses; an entrant adds its own (`privet.compare.Entrant.uses`)."""
-
-
-def entrant_way(key: str, uses: Iterable[str]) -> Way:
-    """A method of a comparison with the options that it uses beside the common ones."""
-    return _way(f"--method {key}", COMPARE, *uses)
-
 
 _REPRODUCE = f"{OUTPUT} recipe"
 _OWN_LINES = {"epsilon": "it states its own budgets", "method": "it states its own methods"}
@@ -181,14 +100,11 @@ REPORT = {
 }
 
 TABLES: Mapping[str, Mapping[str, Way]] = {
-    "train": TRAIN,
-    "synthesize": SYNTHESIZE,
-    "attack": ATTACK,
     "audit": AUDIT,
     "reproduce": REPRODUCE,
     "report": REPORT,
 }
-"""The verbs with several ways. In the others (account, data, demo) there is one, and every option belongs to it."""
+"""The verbs with several ways. Of train, synthesize and compare the method says what it uses (`cli.records.check_used`)."""
 
 
 def check_used(context: typer.Context, way: str, *, named: str = "") -> None:

@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from privet import __version__
-from privet.allocator import keep_freed_memory
 from privet.errors import PrivetError
+from privet.io import keep_freed_memory
 
 # The order of the work. A verb is listed in the help when its file registers it, never before it works.
 ORDER = (

@@ -96,7 +96,9 @@ Delta = Annotated[
     float | None,
     typer.Option(help="The delta of the statement; without it, a power of ten below 1 / the public number of records."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Makes the run repeatable; such a release is not for publication.", min=0)]
+Seed = Annotated[
+    int | None, typer.Option(help="Makes the run repeatable; such a release is not for publication.", min=0)
+]
 PublicRecords = Annotated[
     str,
     typer.Option(
@@ -191,7 +193,7 @@ def keys(texts: Sequence[str] | None) -> list[str]:
 
 def load_plugins(files: Sequence[Path] | None) -> None:
     """Load the files of plug-ins that were named."""
-    from privet.plugins import load_plugin
+    from privet.io.registry import load_plugin
 
     for file in files or ():
         load_plugin(file)

@@ -18,7 +18,6 @@ JOB = "job.json"
 """Tells the folder of a comparison from that of a run."""
 
 
-
 @verb("report", "privet report runs/a --license apache-2.0")
 def report(
     context: typer.Context,
@@ -37,11 +36,13 @@ def report(
     if (run / JOB).exists():
         _comparison(run, as_json)
         return
+    from privet.io.names import LOOP
     from privet.report import RunRecord, renew
     from privet.report.card import MARKDOWN
     from privet.report.statement import not_for_release
+    from privet.runs.own import record_of_loop
 
-    record = RunRecord.read(run)
+    record = record_of_loop(run) if (run / LOOP).exists() else RunRecord.read(run)
     given = {"intended_use": intended_use, "licence": licence, "contact": contact}
     stated = replace(record.stated, **{name: text for name, text in given.items() if text is not None})
     if stated != record.stated:

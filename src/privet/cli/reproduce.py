@@ -179,7 +179,7 @@ def _run(
 
 def _say(table: PaperTable, lines: Sequence[Line], found: Sequence[Measurement], as_json: bool) -> None:
     """The table for a terminal, or the mean over seeds of each line for a program."""
-    from privet.io.plain import to_plain
+    from privet.io import to_plain
     from privet.papers import section
     from privet.papers.results import means
 

@@ -47,7 +47,8 @@ class Students:
     students: Annotated[
         list[str] | None,
         typer.Option(
-            "--student", help="cnn, logistic, or a classifier of scikit-learn by name; repeat the option to give several."
+            "--student",
+            help="cnn, logistic, or a classifier of scikit-learn by name; repeat the option to give several.",
         ),
     ] = None
     epochs: Annotated[int | None, typer.Option(help="Of the students cnn and logistic; 20 without it.", min=1)] = None
@@ -134,9 +135,7 @@ def synthesize(
     ready = method_for(key, task, given)
     if not as_json:
         typer.echo(f"Method {ready.key}, because {why}: {ready.title}.")
-    how = Measuring(
-        tuple(keys(attacks)), tuple(measuring.students or ()), measuring.epochs or 20, measuring.baseline
-    )
+    how = Measuring(tuple(keys(attacks)), tuple(measuring.students or ()), measuring.epochs or 20, measuring.baseline)
     record = run_shown(ready, task, out, how, tuned_from=tuned_from)
     say(record, out, as_json)
 

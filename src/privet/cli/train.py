@@ -74,9 +74,9 @@ class Moved:
     epochs: Annotated[int | None, _old("--epochs", "--set epochs=...")] = None
     teachers: Annotated[int | None, _old("--teachers", "--set teachers=...")] = None
     queries: Annotated[int | None, _old("--queries", "--set queries=...")] = None
-    sure: Annotated[
-        tuple[float, float] | None, _old("--sure", "--set threshold=VOTES --set threshold_noise=NOISE")
-    ] = None
+    sure: Annotated[tuple[float, float] | None, _old("--sure", "--set threshold=VOTES --set threshold_noise=NOISE")] = (
+        None
+    )
 
     def applied(self, method: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The method and the settings that the old options mean."""
@@ -88,10 +88,15 @@ class Moved:
         if self.sure is not None:
             moved |= {"threshold": self.sure[0], "threshold_noise": self.sure[1]}
         for name, value in moved.items():
-            warn_moved(f"--{name.replace('_', '-')}", f"--set {name}={value:g}" if name != "strategy" else f"--set {name}={value}")
+            warn_moved(
+                f"--{name.replace('_', '-')}",
+                f"--set {name}={value:g}" if name != "strategy" else f"--set {name}={value}",
+            )
         if self.as_published or self.form not in (None, "grouped"):
             if method != "optimized-noise":
-                raise InputError(f"--form and --as-published belong to optimized-noise, not to {method}: leave them out.")
+                raise InputError(
+                    f"--form and --as-published belong to optimized-noise, not to {method}: leave them out."
+                )
             if self.as_published and self.form not in (None, "grouped"):
                 raise InputError("--as-published is the form grouped: leave --form out.")
             method = f"{method}-{'published' if self.as_published else self.form}"
@@ -199,7 +204,7 @@ def say_recipe(method: Method, task: Task) -> None:
 
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
     """The result, for a terminal or for a program."""
-    from privet.randomness.streams import SECRET, SEEDED
+    from privet.randomness.sources import SECRET, SEEDED
     from privet.report.statement import title
 
     mark = SEEDED if record.seeded else SECRET
@@ -256,7 +261,7 @@ def say_measured(record: RunRecord) -> None:
     typer.echo(measured(record))
     if not record.data.public:
         typer.echo(f"{INTERNAL}:")
-    if not record.data.public and record.data.unprotected:
+    if not record.data.public and record.data.unprotected and record.test_accuracy is not None:
         typer.echo(f"The accuracy on the unprotected records is {100 * record.test_accuracy:.2f} %.")
     for attack in record.attacks:
         for line in sentences(attack, public=record.data.public):

@@ -1,14 +1,12 @@
-"""Sums over records that are not gradients: of the records themselves, of their second moments, and record by record."""
+"""Bounded sums of things other than gradients: of the records themselves, of their second moments, and record by record."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from privet.clipping.bounded import BoundedSum
-from privet.clipping.factors import ROUNDING, check_bound, clipping_factors
-from privet.gradients.norms import squared_norms
-from privet.gradients.weighing import weigh
+from privet.clipping.bounded import ROUNDING, BoundedSum, check_bound, clipping_factors
+from privet.gradients.numerics import squared_norms, weigh
 
 _SMALLEST = 1e-30
 """Records shorter than this count as zero."""
@@ -17,10 +15,11 @@ _SMALLEST = 1e-30
 def clipped_sum(rows: Tensor, bound: float, shares: Tensor | None = None) -> BoundedSum:
     """The sum of the rows, each scaled down to a Euclidean norm of at most `bound`, as float64.
 
-    Here and below `shares` says what each row counts, so that those of one user count 1 together; without it each counts 1.
+    Here and below `shares` gives the weight of each row, so that the rows of one user have a total weight of 1; without it
+    each row has weight 1.
 
     Formal guarantees: one record changes the sum by at most `bound`, whatever it holds; a row that is not finite
-    contributes zero. With shares, one user does: a sum of rows is not longer than the sum of their lengths.
+    contributes zero. With shares this holds for one user: a sum of rows is not longer than the sum of their lengths.
     """
     flat, factors, bad = _finite(rows, bound)
     factors = factors if shares is None else factors * shares
@@ -29,10 +28,10 @@ def clipped_sum(rows: Tensor, bound: float, shares: Tensor | None = None) -> Bou
 
 
 def clipped_rows(rows: Tensor, places: Tensor, count: int, bound: float) -> BoundedSum:
-    """`count` rows, zero but for the records' own, each scaled down to a norm of at most `bound` and put in its place.
+    """A matrix of `count` rows: each record's row, scaled down to a norm of at most `bound`, in its place; zero elsewhere.
 
-    Formal guarantees: with the places of the others as they are, one record changes the whole by at most `bound`, whatever it
-    holds; one that is not finite leaves its place empty.
+    Formal guarantees: with the places of the others fixed, one record changes the matrix by at most `bound`, whatever it
+    holds; a record that is not finite leaves its place empty.
     """
     flat, factors, bad = _finite(rows, bound)
     placed = torch.zeros(count, flat.shape[1], dtype=torch.float64).index_add_(0, places, flat * factors[:, None])
@@ -40,7 +39,7 @@ def clipped_rows(rows: Tensor, places: Tensor, count: int, bound: float) -> Boun
 
 
 def _finite(rows: Tensor, bound: float) -> tuple[Tensor, Tensor, int]:
-    """Flat rows, zero where one is not finite; the factor of each; and how many were not finite."""
+    """Flat rows (zero for rows that are not finite), their clipping factors, and the number of rows that are not finite."""
     check_bound(bound)
     flat = rows.flatten(1)
     norms = squared_norms(flat).sqrt_()
@@ -51,7 +50,7 @@ def _finite(rows: Tensor, bound: float) -> tuple[Tensor, Tensor, int]:
     return flat, factors, int(bad.sum())
 
 
-def normalised_second_moment(records: Tensor, shares: Tensor | None = None) -> BoundedSum:
+def normalized_second_moment(records: Tensor, shares: Tensor | None = None) -> BoundedSum:
     """The upper triangle of the sum of X_i^T X_i, each record X_i scaled to Frobenius norm 1, as float64.
 
     `records` is ``(N, d)``, or ``(N, k, d)`` where a record has k rows. Names "diagonal" and "above" hold the triangle.
@@ -65,7 +64,7 @@ def normalised_second_moment(records: Tensor, shares: Tensor | None = None) -> B
     usable = ~bad & (norms > _SMALLEST)
     if not usable.all():
         rows = torch.where(usable[:, None, None], rows, 0.0)
-    # As in clipping, norms are enlarged a little, so that rounding never lets a record count for more than 1.
+    # As in clipping, norms are enlarged a little, so that rounding never gives a record a weight above 1.
     factors = torch.where(usable, 1 / (norms * ROUNDING), 0.0)
     flat = (rows * factors[:, None, None]).flatten(0, 1)
     moment = flat.mT @ (flat if shares is None else flat * shares.repeat_interleave(rows.shape[1])[:, None])
@@ -75,10 +74,10 @@ def normalised_second_moment(records: Tensor, shares: Tensor | None = None) -> B
 
 
 def grouped_count(groups: Tensor, count: int, shares: Tensor | None = None) -> BoundedSum:
-    """How many records are in each group, as float64.
+    """The number of records in each group, as float64.
 
     Formal guarantees: each record is in one group, so it changes one count by 1. With shares, a user changes all counts
-    together by 1.
+    together by at most 1.
     """
     return BoundedSum({"sum": _one_hot(groups, count, shares).sum(0)}, 1.0, {"sum": 1.0}, len(groups))
 
@@ -86,7 +85,7 @@ def grouped_count(groups: Tensor, count: int, shares: Tensor | None = None) -> B
 def grouped_sum(rows: Tensor, groups: Tensor, count: int, bound: float, shares: Tensor | None = None) -> BoundedSum:
     """``(count, d)``: for each group the sum of its rows, each clipped to a Euclidean norm of at most `bound`.
 
-    Formal guarantees: as `clipped_sum`; each record is in one group, so all sums together change by at most `bound`.
+    Formal guarantees: those of `clipped_sum`; each record is in one group, so all sums together change by at most `bound`.
     """
     flat, bad = _clipped(rows.flatten(1), bound)
     total = _one_hot(groups, count, shares).mT @ flat
@@ -109,7 +108,7 @@ def grouped_second_moment(
 
 
 def symmetric(triangle: dict[str, Tensor]) -> Tensor:
-    """The matrix, or one for each group, whose diagonal and upper triangle these are."""
+    """The symmetric matrix, or one for each group, with this diagonal and upper triangle."""
     matrix = torch.diag_embed(triangle["diagonal"])
     above = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], offset=1)
     matrix[..., above[0], above[1]] = triangle["above"]
@@ -117,7 +116,7 @@ def symmetric(triangle: dict[str, Tensor]) -> Tensor:
 
 
 def _clipped(flat: Tensor, bound: float) -> tuple[Tensor, int]:
-    """Rows of a norm of at most `bound` as float64, those that are not finite being zero, and how many were not."""
+    """The rows clipped to a norm of at most `bound`, as float64, and the number of rows that are not finite and became zero."""
     flat, factors, bad = _finite(flat, bound)
     return flat * factors[:, None], bad
 

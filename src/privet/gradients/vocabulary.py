@@ -1,4 +1,4 @@
-"""What torch's operations are called, and what they do beside their result."""
+"""The names of torch's operations, grouped by their effects."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ SILENT = frozenset(
     "is_conj is_neg is_set_to broadcast_shapes promote_types can_cast dtype_of _record_function_enter_new "
     "_record_function_exit._RecordFunction".split()
 )
-"""What says nothing of the values of a tensor."""
+"""Operations that reveal nothing about the values of a tensor."""
 CONSTANTS = frozenset(
     "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like randn_like "
     "randint_like".split()
 )
-"""What takes shape, type and device of a tensor and none of its values."""
+"""Operations that use the shape, dtype and device of a tensor, but none of its values."""
 LIKE_ANOTHER = frozenset("view_as reshape_as expand_as type_as to copy".split())
-"""What takes the values of the first argument, and only the shape or type of others."""
+"""Operations that use the values of the first argument, and only the shape or dtype of others."""
 ESCAPES = frozenset(
     "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy __array__ __contains__ equal allclose is_nonzero "
     "__dlpack__ __reduce_ex__ __repr__ __str__ __format__ untyped_storage storage data_ptr".split()
 )
-"""What turns values of a tensor into numbers or text of Python, where they are not followed."""
+"""Operations that turn values of a tensor into Python numbers or text, which cannot be followed."""
 DRAWING = frozenset(
     "rand randn randint normal bernoulli poisson rand_like randn_like randint_like multinomial uniform_ normal_ "
     "bernoulli_ exponential_ random_ cauchy_ log_normal_ geometric_ dropout".split()
 )
-"""What draws numbers, each independently of its place."""
+"""Operations that draw numbers, each independently of its place."""
 DIVIDING = frozenset("div divide true_divide __truediv__ __itruediv__ div_ divide_ true_divide_".split())
 MULTIPLYING = frozenset("mul multiply __mul__ __rmul__ __imul__ mul_ multiply_".split())
 _GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag", "data", "grad"})
@@ -44,7 +44,8 @@ TAKEN_APART = frozenset(
     "margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss multi_margin_loss "
     "multilabel_margin_loss triplet_margin_loss embedding_bag embedding norm ctc_loss tensordot".split()
 )
-"""Python functions of torch whose parts are followed, since their arguments are not those of the part of their name."""
+"""Python functions of torch that are followed part by part, because their arguments differ from those of the operation with the
+same name."""
 DROPOUTS = frozenset("dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_alpha_dropout".split())
 
 
@@ -87,11 +88,11 @@ _WRITING = frozenset(
 
 
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
-"""What is neither a tensor nor holds one. Asked first: ``isinstance(1, Tensor)`` is slow."""
+"""Types that are not tensors and contain none. They are checked first, because ``isinstance(1, Tensor)`` is slow."""
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a value, in order; a tensor alone is its own list."""
+    """The tensors in a value, in order."""
     found: list[Tensor] = []
     _gather((value,), found)
     return found
@@ -113,8 +114,8 @@ def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
 
 @cache
 def unguarded(func: FunctionType) -> Callable[..., Any]:
-    """torch's own Python function without its first question, "is a mode active?", so that its parts are seen one by
-    one: multi-head attention becomes the linear maps it consists of, in torch's own words."""
+    """torch's own Python function without its check for active modes, so that its parts are seen one by one: multi-head
+    attention becomes the linear maps that it consists of."""
     never = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
     clone = FunctionType(
         func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__, func.__closure__

@@ -1,7 +1,7 @@
-"""Frozen dataclasses as plain data (what JSON holds) and back, naming the first field that does not fit.
+"""Dataclasses to plain data that JSON can hold, and back; errors name the first field that does not fit.
 
-JSON has no infinity: an infinite number is null there, and the object names it under "infinite". Only the fields that a class
-lists in its `MAY_BE_INFINITE` may be.
+JSON has no infinity. An infinite number is written as null, and its field is listed under "infinite". Only the fields that a
+class lists in `MAY_BE_INFINITE` may be infinite.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ INFINITE = "infinite"
 
 
 class MisfitError(ValueError):
-    """Plain data that does not fit its type; the message names the field."""
+    """Plain data does not fit its type. The message names the field."""
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, and what is in it, as JSON takes it."""
+    """Convert a dataclass, and everything inside it, to plain data for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         infinite = [name for name in _may_be_infinite(type(value)) if held[name] == math.inf]
@@ -36,7 +36,7 @@ def _may_be_infinite(cls: type) -> tuple[str, ...]:
 
 
 def build(cls: type[T], plain: Any, where: str = "") -> T:
-    """An instance of a dataclass from a dictionary; every field is checked and none may be left over."""
+    """Build a dataclass from a dictionary. Every field is checked; missing and unknown fields are errors."""
     if not isinstance(plain, dict):
         raise MisfitError(f"{where or 'the record'} is {_kind(plain)} and should be an object")
     hints = get_type_hints(cls)

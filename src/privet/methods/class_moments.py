@@ -26,6 +26,7 @@ from privet.methods.table_moments import TableMoments
 from privet.models import scattering_linear
 from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import Randomness, before_training
+from privet.training import Performance
 
 _SLANT_WEIGHT = 4.0
 """What a slant counts beside pixels."""
@@ -34,7 +35,7 @@ _MANY = 20_000
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Moments(SyntheticMethod):
     """A Gaussian for each class on common directions; for images of upright ones, labelled by a private teacher.
 
@@ -97,7 +98,13 @@ class Moments(SyntheticMethod):
         few = order.records * order.epsilon < _MANY
         share = 0.5 if few else cls.means_share
         if len(shape) != 3:
-            return cls(min(100, math.prod(shape)), 14 * size, 9 * size, generator_share=1.0, means_share=share)
+            return cls(
+                components=min(100, math.prod(shape)),
+                bound=14 * size,
+                spread=9 * size,
+                generator_share=1.0,
+                means_share=share,
+            )
         fitted = cls(bound=10 * size, spread=6.3 * size, shift=2.0 * min(shape[1:]) / 28, means_share=share)
         if few:
             fitted = replace(fitted, contrast=1.0, turn=0.0, scale=0.0, shear=0.0, shift=0.0)
@@ -359,7 +366,7 @@ class ScatteringTeacher:
             features.with_inputs(rows),
             batch_size=lot,
             public_size=number,
-            physical_batch_size=fits if fits < lot else None,
+            performance=Performance(physical_batch_size=fits if fits < lot else None),
             steps=self.steps,
             epsilon=order.epsilon,
             delta=order.delta,

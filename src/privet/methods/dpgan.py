@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from privet.audit import ClopperPearson, Seen
+from privet.audit.bounds import TwoSampleBound
+from privet.audit.result import Claimed
+from privet.audit.stations import COUNTED_DELTA, add_stations
 from privet.clipping import FlatClipping
 from privet.data import Split
 from privet.gradients import Engine
@@ -29,16 +33,14 @@ from privet.methods.adversarial import (
 from privet.methods.method import register
 from privet.methods.statistics import private_counts
 from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
-from privet.models.conditional import private_discriminator
-from privet.models.dcgan import Generator
-from privet.models.dense_gan import DenseGenerator
+from privet.models.gans import DenseGenerator, Generator, private_discriminator
 from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import before_training
 from privet.training import Average, BudgetExhausted, Private, make_private
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dpgan(SyntheticMethod):
     """DP-SGD on a discriminator of (record, label); everything else is post-processing of its noisy gradients.
 
@@ -216,3 +218,39 @@ class _Twin:
         bounded = self._clipping.clip(self._engine.gradients())
         self._twin.zero_grad()
         return [(bounded.tensors[name] / len(labels)).to(p.dtype) for name, p in self._twin.named_parameters()]
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """A DPGAN of one step: the labels that it makes follow its noisy count of the classes, and the record moves one of them.
+
+    A GAN takes the size of the data as public, so the record is there with one label or with the other one. That is two
+    changes of one record each, and the claim is that of a budget for two.
+    """
+
+    name: str = "class counts of a GAN"
+    looks_for: str = "counts of the classes without noise"
+    epsilon: float = 0.5
+    effort: float = 0.25
+
+    def claimed(self) -> Claimed:
+        return 2 * self.epsilon  # and a delta of (1 + e^epsilon) times that of one record, which is below COUNTED_DELTA
+
+    def bound(self, confidence: float) -> TwoSampleBound:
+        return ClopperPearson(COUNTED_DELTA, confidence)
+
+    def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.tensor([0, 1]).repeat(10)
+        labels[0] = int(present)
+        records = Split(torch.rand(20, 2, generator=generator), labels)
+        order = Order(2, 400, self.epsilon, COUNTED_DELTA / 4, seed=seed, records=20)
+        method = Dpgan(lot=4, steps=1, turns=1, made=4, width=1, latent=2, counts_share=0.5)
+        try:
+            made = method.synthesize(records, order, Ledger())
+        except Exception as error:  # whether it raises is one of the things that the station looks at
+            return Seen.of_error(error)
+        return Seen({}, {"labels of the second class": float(made.labels.sum())})
+
+
+add_stations(ClassCounts())

@@ -15,14 +15,16 @@ from torch.optim import Optimizer
 from privet.clipping import AdaptiveClipping, AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
 from privet.data import Dataset, Split
 from privet.errors import InputError
-from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
+from privet.methods.method import Context, Method, Outcome, Ran, Task, TrainedModel, option, register
 from privet.methods.preparation import Prepared, arguments, build_model, prepare, releases_of, reserve_accuracy
 from privet.methods.recipe import Recipe, Settings, chosen
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
+from privet.noise import GaussianNoise
 from privet.privacy import Ledger
-from privet.training import BudgetExhausted, Plan, Private, make_private
-from privet.training.standing import OnStep as OnStep
-from privet.training.standing import Standing
+from privet.sampling import PoissonSampling
+from privet.training import BudgetExhausted, Performance, Plan, Private, make_private
+from privet.training.logs import OnStep as OnStep
+from privet.training.logs import StepReport
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -106,7 +108,7 @@ def _loop(
     test: Split | None,
     on_step: OnStep | None,
 ) -> None:
-    standing = Standing(private)
+    standing = StepReport(private)
     for inputs, labels in private.batches() if private.steps_done < private.plan.steps else ():
         before = private.steps_done
         if views > 1:
@@ -191,6 +193,8 @@ CLIPPINGS: Mapping[str, Callable[[float], Clipping]] = {
     "per-layer": PerLayerClipping,
 }
 """The ways of clipping by name, each made from a norm."""
+EXAMPLE_RECORDS = 1000
+"""The public size in a plan without data; it only scales what is released."""
 _NUMBERS_AT_ONCE = 2**22
 _ENTRIES = 100
 """Target number of history entries; longer runs are thinned to it."""
@@ -295,7 +299,7 @@ class RecipeMethod(Method):
             "on_step": context.on_step,
             "measure_every": max(1, round(steps * batch / records / _ENTRIES)),
             "batch_size": batch,
-            "physical_batch_size": _physical(prepared.train, batch),
+            "performance": Performance(physical_batch_size=_physical(prepared.train, batch)),
             "steps": steps,
             "epsilon": task.epsilon,
             # Noise that a paper states: the budget then ends the training.
@@ -332,11 +336,20 @@ class DPSGD(RecipeMethod):
     title: str = "DP-SGD (Abadi et al. 2016)"
     clipping: str | Callable[[float], Clipping] = "flat"
 
-    def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
-        if isinstance(self.clipping, str) and self.clipping not in CLIPPINGS:
+    def clipped_to(self, norm: float) -> Clipping:
+        """The clipping with a norm."""
+        if not isinstance(self.clipping, str):
+            return self.clipping(norm)
+        if self.clipping not in CLIPPINGS:
             raise InputError(f"There is no clipping {self.clipping!r}: there are {', '.join(CLIPPINGS)}.")
-        make = CLIPPINGS[self.clipping] if isinstance(self.clipping, str) else self.clipping
-        return train(part, clipping=make(settings.pop("max_grad_norm")), **settings)
+        return CLIPPINGS[self.clipping](norm)
+
+    def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
+        return train(part, clipping=self.clipped_to(settings.pop("max_grad_norm")), **settings)
+
+    def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran:
+        plan = Plan(PoissonSampling(rate), self.clipped_to(1.0), GaussianNoise(noise), steps, EXAMPLE_RECORDS)
+        return Ran(Ledger(), delta, plan)
 
 
 for _clipping in ("automatic", "adaptive", "per-layer"):

@@ -25,13 +25,13 @@ from privet.methods.method import Task, register
 from privet.methods.recipe import kind_of
 from privet.methods.statistics import private_components, private_mean
 from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
-from privet.models.dense_gan import DenseGenerator, SpanGenerator, dense_discriminator
-from privet.models.embeddings import Directions, random_convolutions, scattering_projection
+from privet.models.features import FixedProjection, random_convolutions, scattering_projection
+from privet.models.gans import DenseGenerator, SpanGenerator, dense_discriminator
 from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Gaussian, Ledger, Relation, steps_of
 from privet.randomness import Randomness
 from privet.sampling import FixedSizeSampling, PaddedPoissonSampling
-from privet.sampling.padded import EMPTY
+from privet.sampling.samplers import EMPTY
 from privet.training import Average, BudgetExhausted
 
 SCHEMES = {"padded": Relation.ADD_REMOVE, "fixed": Relation.REPLACE_ONE}
@@ -201,7 +201,7 @@ _EMBEDDED = 1000
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FrozenNoiseLayerGan(SyntheticMethod):
     """Rows of (embedding, label) under noise, and a GAN that learns from them alone.
 
@@ -308,7 +308,7 @@ class FrozenNoiseLayerGan(SyntheticMethod):
 
     def _maker(self, embedding: nn.Module, shape: tuple[int, ...], classes: int) -> Maker:
         size: dict[str, Any] = {"latent": self.latent, "width": self.width}
-        if isinstance(embedding, Directions):
+        if isinstance(embedding, FixedProjection):
             return SpanGenerator(embedding.mean, embedding.directions, embedding.scale, shape, classes, **size)
         return DenseGenerator(shape, classes, **size)
 
@@ -331,7 +331,7 @@ class FrozenNoiseLayerGan(SyntheticMethod):
         )
         flat = Split(records.tensors[0].flatten(1) - mean.flatten(), records.labels)
         directions = private_components(flat, self.dimension, noise_multiplier=noise, **settings)
-        return Directions(mean, directions, self.scale)
+        return FixedProjection(mean, directions, self.scale)
 
     def _settings(self, plan: NoisyRows) -> dict[str, str]:
         what = "a module of your own" if self.module is not None else self.features

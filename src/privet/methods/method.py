@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from privet import data
 from privet.data import CATALOGUE, Dataset, Progress, Schema, Split, read_schema, set_aside
 from privet.errors import InputError
+from privet.io.registry import Registry
 from privet.privacy import Ledger, Relation
 from privet.training import Plan
 from privet.training.folder import RunFolder
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 if TYPE_CHECKING:
     from privet.audit import Audit
-    from privet.audit.laboratory import Station
     from privet.methods.perturbation import ResidualPerturbation
     from privet.methods.private_accuracy import PrivateAccuracy
     from privet.methods.synthetic import Synthetic
@@ -340,13 +340,12 @@ class Method:
             return recorded(ran.ledger, ran.delta, **asked)
         own: dict[str, Any] = {}
         if ran.release is not None:
-            inputs, labels = ran.release.train.tensors
-            own = {"model": ran.release.part, "inputs": inputs, "labels": labels}
-        return audit_plan(ran.plan, delta=ran.delta, **own, **asked)
+            own = {"model": ran.release.part, "records": ran.release.train.tensors}
+        return audit_plan(ran.plan, delta=ran.delta, name=self.title, **own, **asked)
 
-    def stations(self) -> tuple[Station, ...]:
-        """Stations that the method adds to the laboratory."""
-        return ()
+    def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran | None:
+        """A run of this kind without data, for an audit of the method by its name; None where there is none."""
+        return None
 
     def expected_seconds(self, task: Task) -> float:
         """About how long a run takes here; 0 where nobody has to be warned."""
@@ -446,8 +445,6 @@ def _documented(cls: type) -> dict[str, str]:
 # --- the one table ----------------------------------------------------------------------------------------------------
 
 M = TypeVar("M", bound=Method)
-METHODS: dict[str, Method] = {}
-"""Every method by its key, in the order of registration: the only table of methods."""
 ALIASES = {
     "synthetic-moments": "moments",
     "synthetic-dpgan": "dpgan",
@@ -457,27 +454,26 @@ ALIASES = {
 """Keys of version 0.1 that moved."""
 
 
-def register(method: Any) -> Any:
-    """Add a method to the table: a decorator for a class, or a call with a value.
+def _value(method: Any) -> Method:
+    """A registered object as a method: a class is called without arguments."""
+    value = method() if isinstance(method, type) else method
+    if not isinstance(value, Method):
+        raise InputError(f"{value!r} is not a method: derive its class from privet.methods.Method.")
+    return value
+
+
+METHODS: Registry[Method] = Registry("method", "privet.methods", _value)
+"""Every method by its key, in the order of registration: the only table of methods."""
+register = METHODS.register
+"""Add a method to the table: a decorator for a class, or a call with a value.
 
     register(replace(DPSGD(), key="dpsgd-automatic", title="DP-SGD, automatic clipping", clipping="automatic"))
-    """
-    value: Method = method() if isinstance(method, type) else method
-    if not value.key:
-        raise InputError(f"{type(value).__name__} has no key: give the method a name for the command line.")
-    known = METHODS.get(value.key)
-    if known is not None and type(known) is not type(value):
-        raise InputError(f"There is a method {value.key!r} already: give another key.")
-    METHODS[value.key] = value
-    return method
+"""
 
 
 def method_named(key: str, **given: Any) -> Method:
     """A registered method, with other settings where some are given."""
-    key = ALIASES.get(key, key)
-    if key not in METHODS:
-        raise InputError(f"There is no method {key!r}: there are {', '.join(METHODS)}.")
-    return with_settings(METHODS[key], given)
+    return with_settings(METHODS[ALIASES.get(key, key)], given)
 
 
 def method_for(key: str, task: Task, given: Mapping[str, Any] | None = None) -> Method:
@@ -492,6 +488,3 @@ def method_for(key: str, task: Task, given: Mapping[str, Any] | None = None) -> 
 def methods_that_make(what: str) -> tuple[str, ...]:
     """The keys of the methods that release a "model" or "data"."""
     return tuple(key for key, method in METHODS.items() if method.makes == what)
-
-
-Fit = Callable[[Task, Context], Outcome]

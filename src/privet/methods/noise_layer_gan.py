@@ -1,7 +1,7 @@
 """The noise-layer GAN as published: noise inside the discriminator, whose gradients are then taken to be private.
 
 "Generating differentially private datasets using GANs". The output of the noise layer is private; the gradients of the layers in
-front of it are not (`privet.attacks.gradient_span`), so every epsilon of this method is `Claimed`. The method of the same idea
+front of it are not (`privet.attacks.inversion`), so every epsilon of this method is `Claimed`. The method of the same idea
 that has a proof is `privet.methods.frozen_noise_layer_gan`.
 """
 
@@ -27,8 +27,8 @@ from privet.methods.adversarial import (
 from privet.methods.method import Task, register
 from privet.methods.recipe import kind_of
 from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
-from privet.models.dcgan import Discriminator, Generator, discriminator
-from privet.noise.layer import NoiseLayer
+from privet.models.gans import Discriminator, Generator, discriminator
+from privet.noise.gaussian import NoiseLayer
 from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, steps_of
 from privet.randomness import Randomness
 from privet.training import BudgetExhausted
@@ -40,7 +40,7 @@ CLAIM = Claimed(
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublishedNoiseLayerGan(SyntheticMethod):
     """The source's teacher, its training and its accounting.
 

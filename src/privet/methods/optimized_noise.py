@@ -14,6 +14,7 @@ Three sound forms, and the published algorithm:
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
@@ -23,13 +24,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from privet.clipping import MovingEllipticalClipping
-from privet.data import Split
+from privet.audit import Audit, mechanism
+from privet.audit.one_step import noises
+from privet.clipping import BoundedSum, Clipping, FlatClipping, MovingEllipticalClipping
+from privet.data import Progress, Split
 from privet.errors import InputError
+from privet.gradients import Engine
 from privet.methods import dpsgd
-from privet.methods.dpsgd import Loss, RecipeMethod, Trained
-from privet.methods.method import Task, option, register
-from privet.noise import IsotropicL2Noise, MovingShapeNoise, PublishedShapeNoise, ShapedNoise
+from privet.methods.dpsgd import EXAMPLE_RECORDS, Loss, RecipeMethod, Trained
+from privet.methods.method import Power, Ran, Task, option, register
+from privet.noise import GaussianNoise, IsotropicL2Noise, MovingShapeNoise, Noise, PublishedShapeNoise, ShapedNoise
+from privet.noise.grouped import CLAIM
+from privet.privacy import Ledger, PureEpsilon
+from privet.privacy.events import PoissonSampled, Under
+from privet.sampling import PoissonSampling
+from privet.training import Plan
 
 FORMS = ("grouped", "isotropic", "elliptical")
 
@@ -146,8 +155,37 @@ class OptimizedNoise(RecipeMethod):
             return "it has no proof for users who hold several records"
         return super().why_not(task)
 
+    def audits(self, ran: Ran, power: Power, progress: Progress | None = None) -> tuple[Audit, ...]:
+        """The published form refutes itself: the shape of its noise reveals the records."""
+        if not self.as_published:
+            return super().audits(ran, power, progress)
+        found = published_noise_in(
+            ran.ledger,
+            delta=ran.delta,
+            draws=power.draws,
+            confidence=power.confidence,
+            seed=power.seed,
+            progress=progress,
+        )
+        return tuple(replace(one, audited="the noise of a step, shaped by the records") for one in found)
+
+    def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran:
+        if self.as_published:
+            ledger = Ledger()
+            ledger.record(PoissonSampling(rate).event(PureEpsilon(1 / noise).under(CLAIM)), steps)
+            return Ran(ledger, delta)
+        if self.form == "elliptical":
+            return Ran(Ledger(), delta, _plan(MovingEllipticalClipping(1.0), GaussianNoise(noise), rate, steps))
+        # The weights that hide a canary least.
+        name = {"grouped": "grouped L2", "isotropic": "isotropic L2"}[self.form]
+        return Ran(Ledger(), delta, _plan(FlatClipping(1.0), noises(1 / noise)[name], rate, steps))
+
     def trained(self, task: Task, part: nn.Module, settings: dict[str, Any]) -> Trained:
         return train(part, form=self.form, as_published=self.as_published, **settings)
+
+
+def _plan(clipping: Clipping, noise: Noise, rate: float, steps: int) -> Plan:
+    return Plan(PoissonSampling(rate), clipping, noise, steps, EXAMPLE_RECORDS)
 
 
 for _form, _said in (("isotropic", "isotropic"), ("elliptical", "elliptical clipping with Gaussian noise")):
@@ -168,3 +206,70 @@ register(
         accountant="strong",
     )
 )
+
+
+# --- the audit of the published form ------------------------------------------------------------------------------------
+
+WIDTH, FIRST = 20, 11
+FEWER = 10
+"""Noise that is drawn release by release gets this many times fewer draws."""
+RECORD = (torch.arange(WIDTH) < FIRST)[None] / math.sqrt(FIRST)
+CANARY = (torch.arange(WIDTH) >= FIRST)[None] / math.sqrt(WIDTH - FIRST)
+"""The record lies in the first coordinates and the canary in the others, which cost nothing without it and get the most noise."""
+
+
+def published_noise(
+    epsilon: float = 1.0,
+    *,
+    delta: float = 1e-5,
+    draws: int = 2000,
+    confidence: float = 0.99,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Audit one step whose noise is shaped by the derivative of the cost over the private records, at a claimed epsilon.
+
+    Formal guarantees: those of Clopper-Pearson, which assumes nothing. The claim is the event of `PublishedShapeNoise`.
+    """
+    model = nn.Linear(WIDTH, 1, bias=False)  # the gradient of its output is the record itself
+    sides = {len(rows): _side(model, rows, epsilon) for rows in (torch.cat([RECORD, CANARY]), RECORD)}
+
+    def one_step(count: int, generator: torch.Generator) -> Tensor:
+        noise, bounded = sides[count]
+        return noise.add(bounded, generator)["weight"]
+
+    return mechanism(
+        one_step,
+        2,
+        1,
+        claimed=sides[1][0].event(),
+        delta=delta,
+        score=lambda released: -float(released[0, FIRST:].norm()),
+        draws=draws,
+        confidence=confidence,
+        name="One step, optimized noise as published",
+        setting="20 coordinates; a record of the first 11, and a canary of the others",
+        seed=seed,
+        progress=progress,
+    )
+
+
+def published_noise_in(ledger: Ledger, *, draws: int, **settings: Any) -> tuple[Audit, ...]:
+    """The audit of a ledger that holds optimized noise as published; nothing for any other ledger."""
+    if ledger.guarantee != CLAIM:
+        return ()
+    for event, _ in ledger.event.leaves():
+        inner = event.event if isinstance(event, PoissonSampled) else event
+        inner = inner.event if isinstance(inner, Under) else inner
+        if isinstance(inner, PureEpsilon):
+            return (published_noise(inner.epsilon, draws=max(40, draws // FEWER), **settings),)
+    return ()
+
+
+def _side(model: nn.Linear, rows: Tensor, epsilon: float) -> tuple[PublishedShapeNoise, BoundedSum]:
+    """The noise and the clipped sum of one of the two data sets."""
+    records = Split(rows, torch.zeros(len(rows), dtype=torch.int64))
+    sensitivity = CostSensitivity(model, records, lambda outputs, _: outputs.mean())
+    with Engine(model, loss_reduction="sum") as engine:
+        model(rows).sum().backward()
+        return PublishedShapeNoise(1 / epsilon, sensitivity), FlatClipping(1.0).clip(engine.gradients())

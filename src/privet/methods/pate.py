@@ -6,15 +6,16 @@ Papernot et al. 2017 and 2018, with Gaussian noisy-max aggregation. Everything a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from privet.data import Split, compute_features, set_aside
+from privet.audit import Audit
+from privet.data import Progress, Split, compute_features, set_aside
 from privet.errors import InputError, PrivetError
-from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
+from privet.methods.method import Context, Method, Outcome, Power, Ran, Task, TrainedModel, option, register
 from privet.methods.preparation import arguments, build_model, reserve_accuracy
 from privet.methods.recipe import chosen
 from privet.methods.voting import (
@@ -27,8 +28,9 @@ from privet.methods.voting import (
     Voting,
     kernel,
     label_by_votes,
+    votes_in,
 )
-from privet.models.on_features import OnFeatures
+from privet.models.features import OnFeatures
 from privet.privacy import Budget, Ledger, NoisyVotes, PublicRecords
 from privet.randomness import Randomness
 
@@ -237,6 +239,24 @@ class Pate(Method):
     queries: int = 0
     threshold: float = 0.0
     threshold_noise: float = 0.0
+
+    def audits(self, ran: Ran, power: Power, progress: Progress | None = None) -> tuple[Audit, ...]:
+        """All answers of the run together."""
+        found = votes_in(
+            ran.ledger,
+            delta=ran.delta,
+            draws=power.draws,
+            confidence=power.confidence,
+            seed=power.seed,
+            progress=progress,
+        )
+        said = "the noise of the votes and the number of answers in the ledger"
+        return tuple(replace(one, audited=said, not_audited="the teachers") for one in found)
+
+    def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran:
+        ledger = Ledger()
+        ledger.record(NoisyVotes(noise), steps)
+        return Ran(ledger, delta)
 
     def fit(self, task: Task, context: Context) -> Outcome:
         assert task.public is not None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from privet.clipping.factors import clipping_factors
+from privet.clipping.bounded import clipping_factors
 from privet.clipping.rows import clipped_rows
 from privet.errors import InputError
 from privet.models.resnet import LastLayers, ResidualBlock

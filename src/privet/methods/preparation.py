@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,15 +13,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from privet import models
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
-from privet.data.whole import write_whole
 from privet.errors import InputError, PrivetError
+from privet.io import write_whole
 from privet.methods.method import Context, Task
 from privet.methods.private_accuracy import PrivateAccuracy
 from privet.methods.recipe import Recipe, Settings
 from privet.methods.statistics import Statistic, private_components, private_mean, private_second_moment
-from privet.models.on_features import OnFeatures
+from privet.models import model_arguments, model_named
+from privet.models.features import OnFeatures
 from privet.privacy import Ledger, LedgerError
 from privet.randomness import Randomness, before_training
 
@@ -44,42 +41,10 @@ class Prepared:
     test: Split
 
 
-def builder(name: str) -> Callable[..., nn.Module]:
-    """What builds a model: a name of `privet.models`, or `py:package.module:Net` for a class or function of the user's own."""
-    if name.startswith("py:"):
-        return cast("Callable[..., nn.Module]", object_at(name.removeprefix("py:")))
-    if name not in models.__all__:
-        raise InputError(
-            f"There is no model {name!r}: there are {', '.join(models.__all__)}; or give py:package.module:Name."
-        )
-    return cast("Callable[..., nn.Module]", getattr(models, name))
-
-
-def object_at(address: str) -> Any:
-    """The object at `package.module:Name`; the current folder is searched too."""
-    module, _, name = address.partition(":")
-    if not module or not name:
-        raise InputError(f"py: is followed by package.module:Name, not {address!r}.")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"py:{address} cannot be imported: {error}.") from None
-    return found
-
-
-def arguments(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
+def arguments(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """All arguments of the recipe's model: those that it states, and those that follow from the shape of the records."""
-    known = {"classes": len(dataset.classes), "inputs": math.prod(dataset.shape), "features": math.prod(dataset.shape)}
-    if len(dataset.shape) == 3:
-        known |= dict(zip(("channels", "height", "width"), dataset.shape, strict=True))
-    asked = inspect.signature(builder(recipe.model.name)).parameters
-    if "channels" in asked and "channels" not in known:
-        raise InputError(f"The recipe {recipe.name} does not fit {dataset.name}: it is for images.")
-    return {name: value for name, value in known.items() if name in asked} | recipe.model.arguments
+    builder = model_named(recipe.model.name)
+    return model_arguments(builder, dataset.shape, len(dataset.classes), recipe.model.arguments)
 
 
 def build_model(recipe: Recipe, dataset: Dataset, seed: int | None) -> nn.Module:
@@ -88,7 +53,7 @@ def build_model(recipe: Recipe, dataset: Dataset, seed: int | None) -> nn.Module
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            model = builder(recipe.model.name)(**arguments(recipe, dataset))
+            model = model_named(recipe.model.name)(**arguments(recipe, dataset))
         except TypeError as error:
             raise InputError(f"The model {recipe.model.name} does not fit {dataset.name}: {error}.") from None
     if not isinstance(model, nn.Module):

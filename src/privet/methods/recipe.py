@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from privet import models
 from privet.data import Dataset
 from privet.errors import InputError
-from privet.io.plain import MisfitError, build
+from privet.io import MisfitError, build
 
 ORIGINS = ("paper", "training split", "carried over", "convention", "public")
 """Where a setting can come from. Never from test records.
@@ -115,7 +115,7 @@ class Recipe:
             raise MisfitError("'budgets' needs at least one row, each with its epsilon")
         stated = set(self.settings).union(*self.budgets) - {"epsilon"}
         check_origins(self.origins, stated | {"model"})
-        if self.model.name not in models.__all__ and not self.model.name.startswith("py:"):
+        if self.model.name not in models.MODELS and not self.model.name.startswith("py:"):
             raise MisfitError(f"'model.name' is {self.model.name!r}, which is no model of privet.models")
         for epsilon in self.epsilons:
             self.at(epsilon)

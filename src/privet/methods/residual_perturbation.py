@@ -298,9 +298,9 @@ class Residual(Method):
             found = replace(found, epochs=self.epochs, milestones=kept)
         return found.for_members(self.ensemble)
 
-    def network(self, task: Task) -> tuple[nn.Module, dict[str, int]]:
+    def network(self, task: Task) -> tuple[nn.Module, dict[str, Any]]:
         """A fresh network, and its arguments."""
-        arguments = {
+        arguments: dict[str, Any] = {
             "channels": task.dataset.shape[0],
             "classes": len(task.dataset.classes),
             "depth": self.depth,

@@ -24,8 +24,7 @@ from privet.clipping import FlatClipping
 from privet.data import Split
 from privet.errors import InputError
 from privet.gradients import Engine, PerExampleGradients
-from privet.gradients.norms import scaled_squared_norms, squared_norms
-from privet.gradients.weighing import weigh
+from privet.gradients.numerics import scaled_squared_norms, squared_norms, weigh
 from privet.methods.dpsgd import Loss, Trained
 from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, option, register
 from privet.methods.preparation import arguments, build_model
@@ -36,9 +35,9 @@ from privet.privacy.events import composed
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training import Plan, RunFolder
-from privet.training.identity import data_fingerprint, describe
+from privet.training.checkpoint import Stateful
+from privet.training.identity import data_fingerprint, plain
 from privet.training.private import step_name
-from privet.training.state import Stateful
 from privet.training.step import Record, Step
 
 
@@ -165,6 +164,7 @@ def train(
         raise InputError("A run in a folder has its ledger there: leave out ledger.")
     randomness = Randomness.of(seed)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    state, snapshot_state = plan.differences.init(parameters), plan.snapshots.init(parameters)
 
     def gradients(network: nn.Module, indices: Tensor) -> PerExampleGradients:
         with Engine(network) as engine:
@@ -182,14 +182,15 @@ def train(
         kept.begin(data_fingerprint(records))
         while kept.allows(plan.block(kept.step)):
             snapshot = copy.deepcopy(model)
+            snapshot_state, state = plan.snapshots.init(parameters), plan.differences.init(parameters)
             whole = Step(plan.snapshots, kept.step // plan.every, randomness)
             for part in _parts(whole.sample(len(records)), physical_batch_size):
-                whole.add(gradients(snapshot, part), plan.snapshots.clipping)
+                whole.add(gradients(snapshot, part), snapshot_state)
             level = whole.release(kept.recorder(f"snapshot {kept.step}")).gradients
             for number in plan.block(kept.step):
                 step = Step(plan.differences, number, randomness)
                 for part in _parts(step.sample(len(records)), physical_batch_size):
-                    step.add(Difference(gradients(model, part), gradients(snapshot, part)), plan.differences.clipping)
+                    step.add(Difference(gradients(model, part), gradients(snapshot, part)), state)
                 released = step.release(kept.recorder(step_name(number))).gradients
                 for name, parameter in parameters.items():
                     parameter.grad = released[name] + level[name]
@@ -225,7 +226,7 @@ class _Kept:
         """Say what the run is, and go to where it was saved."""
         if self._run is None:
             return
-        self._identity = {"plan": describe(self._plan), "seed": self._randomness.seed, "data": data}
+        self._identity = {"plan": plain(self._plan), "seed": self._randomness.seed, "data": data}
         self._run.begin(self._identity, seeded=self._randomness.reproducible)
         state = self._run.state
         if state is None:

@@ -14,7 +14,7 @@ from privet.errors import InputError
 from privet.methods.method import Context, Method, Outcome, Task, option
 from privet.methods.private_accuracy import PrivateAccuracy, left_for_others
 from privet.privacy import Budget, Gaussian, Ledger, Relation, UnsupportedEventError
-from privet.training.standing import OnStep as OnStep
+from privet.training.logs import OnStep as OnStep
 
 LABELS = ("protected", "votes")
 
@@ -185,7 +185,7 @@ class SyntheticMethod(Method):
         )
 
     def fit(self, task: Task, context: Context) -> Outcome:
-        order, maker = self.order(task), self._maker(task)
+        order, maker = self.order(task), self._synthesizer(task)
         given = order
         if context.protect_test:  # without the share of the accuracy
             given = replace(order, epsilon=left_for_others(order.epsilon, order.delta, self.relation))
@@ -199,7 +199,7 @@ class SyntheticMethod(Method):
             noise_path=made.place,
         )
 
-    def _maker(self, task: Task) -> Synthesizer:
+    def _synthesizer(self, task: Task) -> Synthesizer:
         if self.labels != "votes":
             return self
         from privet.methods.pate import usual_teachers

@@ -21,7 +21,7 @@ _FURTHEST = 3.0
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableMoments(SyntheticMethod):
     """A Gaussian copula for each class: noisy histograms of the columns, then noisy correlations of their normal scores.
 

@@ -8,18 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, logsumexp
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from privet.data import Split
+from privet.audit import Audit, Claim, GaussianTradeOff, Seen, audit_scores
+from privet.audit.bounds import TwoSampleBound
+from privet.audit.result import Claimed
+from privet.audit.stations import DELTA, add_stations
+from privet.data import Progress, Split
 from privet.errors import InputError, PrivetError
 from privet.privacy import Budget, Ledger, NoisyTopCount, NoisyVotes
+from privet.privacy.events import tally
 from privet.privacy.spent import round_up
 from privet.randomness import Randomness, SecureSource, Source
-from privet.randomness.draws import fill_normal
+from privet.randomness.sources import fill_normal
 
 
 @dataclass(frozen=True)
@@ -288,7 +293,7 @@ def ballots(
     return counts
 
 
-Array = npt.NDArray[np.float64]
+Array = NDArray[np.float64]
 
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 
@@ -371,3 +376,104 @@ def _log_1_minus(log_x: Array) -> Array:
     """log(1 - x) from log x < 0."""
     difference: Array = np.where(log_x > -math.log(2), np.log(-np.expm1(log_x)), np.log1p(-np.exp(log_x)))
     return difference
+
+
+# --- audits -----------------------------------------------------------------------------------------------------------
+
+AT_ONCE = 2**20
+"""Counts that get their noise in one call."""
+
+
+def votes(
+    noise: float = 40.0,
+    answers: int = 1,
+    *,
+    delta: float = 1e-5,
+    draws: int = 8000,
+    confidence: float = 0.99,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Audit the noisy counts from which `answers` labels are taken, when one teacher changes its vote at every query.
+
+    The attacker knows all other votes and sees the noisy counts, of which a student gets only the winners. The score is the
+    exact log-likelihood ratio.
+
+    Formal guarantees: the bound is that of a Gaussian trade-off, which is what `NoisyVotes` claims.
+    """
+    if draws < 40:
+        raise InputError(f"An audit needs at least 40 draws, not {draws}.")
+    name = f"Noisy votes, {answers:,} answers" if answers > 1 else "Noisy votes, one answer"
+    generator = torch.Generator().manual_seed(seed)
+
+    def scores(side: int) -> NDArray[np.float64]:
+        found = []
+        for start in range(0, draws, most := max(1, AT_ONCE // (2 * answers))):
+            counts = torch.zeros(min(most, draws - start) * answers, 2, dtype=torch.float64)
+            counts[:, side] = 1.0  # the teacher votes for the first label with the record, for the second without it
+            noisy = noisy_counts(counts, noise, Ledger(), generator)
+            found.append((noisy[:, 0] - noisy[:, 1]).view(-1, answers).sum(1).numpy())
+            if progress is not None:
+                progress(f"Auditing: {name}", side * draws + min(draws, start + most), 2 * draws)
+        return np.concatenate(found)
+
+    return audit_scores(
+        scores(0),
+        scores(1),
+        claim=Claim.of(NoisyVotes(noise) * answers, delta),
+        bound=GaussianTradeOff(delta, confidence),
+        name=name,
+        setting="the noisy counts; one teacher votes for another label at every query",
+    )
+
+
+def votes_in(ledger: Ledger, **settings: Any) -> tuple[Audit, ...]:
+    """The audit of the votes in a ledger, those with the least noise where there are several kinds; nothing without votes."""
+    found = [
+        (event.noise_multiplier, count)
+        for event, count in tally(ledger.event)
+        if isinstance(event, NoisyVotes) and event.noise == "gaussian"
+    ]
+    return (votes(*min(found), **settings),) if found else ()
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """PATE: records go to teachers, who vote, and the noisy counts are released. One teacher votes as the record tells it."""
+
+    name: str = "teachers"
+    looks_for: str = "teachers whose parts overlap, or move when a record is added"
+    noise: float = 0.7
+    teachers: int = 6
+    effort: float = 1.0
+
+    def claimed(self) -> Claimed:
+        return NoisyVotes(self.noise)
+
+    def bound(self, confidence: float) -> TwoSampleBound:
+        return GaussianTradeOff(DELTA, confidence)
+
+    def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
+        inputs = torch.zeros(12, 1)
+        inputs = torch.cat([inputs, torch.ones(1, 1)]) if present else inputs
+        records = Split(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+        randomness, ledger = Randomness.of(seed), Ledger()
+        counts = ballots(
+            records,
+            torch.zeros(1, 1),
+            2,
+            teachers=self.teachers,
+            teach=_told_by_the_record,
+            source=randomness.sampling,
+        )
+        noisy = noisy_counts(counts, self.noise if noise is None else noise, ledger, randomness.noise)
+        faults = () if len(ledger) == 1 else (f"one query was answered and {len(ledger)} are in the ledger",)
+        return Seen({"noisy counts": noisy}, {}, ledger.event, faults=faults)
+
+
+def _told_by_the_record(inputs: Tensor, labels: Tensor, classes: int) -> Callable[[Tensor], Tensor]:
+    vote = int(inputs.max() > 0)
+    return lambda queries: torch.full((len(queries),), vote)
+
+
+add_stations(Teachers())

@@ -1,20 +1,29 @@
-"""Networks that the recipes use."""
+"""Models that the recipes use, and models by name."""
 
-from privet.models.cifar_cnn import crop_cnn
-from privet.models.cnn import tanh_cnn
-from privet.models.linear import softmax_regression
-from privet.models.lstm import LSTMClassifier, LSTMLanguageModel
-from privet.models.mlp import pca_mlp
-from privet.models.on_features import scattering_linear
+from privet.models.classifiers import (
+    LSTMClassifier,
+    LSTMLanguageModel,
+    conv_student,
+    crop_cnn,
+    pca_mlp,
+    softmax_regression,
+    tanh_cnn,
+)
+from privet.models.features import scattering_linear
+from privet.models.named import MODELS, model_arguments, model_named, model_names, recorded_model
 from privet.models.resnet import resnet
-from privet.models.student import conv_student
 
 __all__ = [
+    "MODELS",
     "LSTMClassifier",
     "LSTMLanguageModel",
     "conv_student",
     "crop_cnn",
+    "model_arguments",
+    "model_named",
+    "model_names",
     "pca_mlp",
+    "recorded_model",
     "resnet",
     "scattering_linear",
     "softmax_regression",

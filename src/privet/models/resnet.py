@@ -1,7 +1,7 @@
 """The residual networks of He et al. 2016 for small images: 8, 14, 20, ... layers, with or without skip connections.
 
-Several of them can be one network whose members' maps lie beside one another: where a layer has `members`, its channels are
-those of the first member, then those of the second, and so on.
+Several of them can be joined into one network: the channels of a layer with `members` are those of the first member, then
+those of the second, and so on.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from privet.errors import InputError
 WIDTHS = (16, 32, 64)
 
 
-class Centred(nn.Module):
-    """Pixels between 0 and 1 become numbers about zero, by constants that nobody's data chose."""
+class Centered(nn.Module):
+    """Shift pixels between 0 and 1 to numbers around zero, by constants that do not depend on data."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 4 * (x - 0.5)
 
 
 class Shortcut(nn.Module):
-    """The stream on a coarser grid with more maps: every other pixel, and maps of zeros behind. Nothing is learnt."""
+    """The stream on a coarser grid with more maps: every other pixel, and additional maps of zeros. Nothing is learned."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, members: int = 1) -> None:
         super().__init__()
@@ -41,10 +41,11 @@ class Shortcut(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """``x + F(x)``, F being two 3x3 convolutions, each after a normalisation and ReLU.
+    """``x + F(x)``, where F is two 3x3 convolutions, each after a normalization and ReLU.
 
-    Nothing comes after the sum (He et al., "Identity mappings", 2016): what leaves a block is the x of the equations.
-    Without a skip connection it is ``F(x)``, and `shortcut` is None. `inputs`, `outputs` and `groups` are those of one member.
+    Nothing follows the sum (He et al., "Identity mappings", 2016): the output of a block is the x of the equations. Without
+    a skip connection the output is ``F(x)``, and `shortcut` is None. `inputs`, `outputs` and `groups` are those of one
+    member.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, skip: bool, groups: int, members: int = 1) -> None:
@@ -53,10 +54,10 @@ class ResidualBlock(nn.Module):
         changes = inputs != outputs or stride != 1
         self.shortcut = (Shortcut(inputs, outputs, stride, members) if changes else nn.Identity()) if skip else None
         self.residual = nn.Sequential(
-            _normalisation(inputs, groups, members),
+            _normalization(inputs, groups, members),
             nn.ReLU(),
             nn.Conv2d(members * inputs, members * outputs, 3, stride, 1, bias=False, groups=members),
-            _normalisation(outputs, groups, members),
+            _normalization(outputs, groups, members),
             nn.ReLU(),
             nn.Conv2d(members * outputs, members * outputs, 3, 1, 1, bias=False, groups=members),
         )
@@ -67,7 +68,7 @@ class ResidualBlock(nn.Module):
 
 
 class LastLayers(nn.Linear):
-    """The last layers of all members, each on its own member's maps: rows by members by classes."""
+    """The last layers of all members, each on the maps of its own member: rows by members by classes."""
 
     def __init__(self, inputs: int, outputs: int, members: int) -> None:
         super().__init__(inputs, members * outputs)
@@ -79,19 +80,19 @@ class LastLayers(nn.Linear):
         return scores
 
 
-class Average(nn.Module):
-    """The mean over the members of their class scores."""
+class MemberMean(nn.Module):
+    """The mean of the members' class scores."""
 
     def forward(self, scores: Tensor) -> Tensor:
         return scores.mean(1)
 
 
 class Ensemble(nn.Module):
-    """Networks whose class scores are averaged, and which are trained by that average's loss.
+    """Networks whose class scores are averaged; they are trained with the loss of the average.
 
     Args:
         members: the networks.
-        build: makes an untrained network of the members' kind with so many `members` in one; without it there is no `joined`.
+        build: builds one untrained network with the given number of `members`; `joined` needs it.
     """
 
     def __init__(self, members: list[nn.Module], build: Callable[..., nn.Module] | None = None) -> None:
@@ -103,18 +104,18 @@ class Ensemble(nn.Module):
         return torch.stack([member(x) for member in self.members]).mean(0)
 
     def joined(self) -> nn.Module:
-        """The same ensemble as one network with grouped convolutions, on copies of the weights and buffers.
+        """The same ensemble as one network with grouped convolutions and copies of the weights and buffers.
 
-        In fewer calls, it is faster than the members in turn for few rows (on one core, up to four of 32x32 or sixteen of 16x16)
-        and slower for many: see `benchmarks/residual.py`. Noise that was put into the members is not in it:
-        `ResidualPerturbation.apply` puts it in anew, and counts every member.
+        It needs fewer calls, so it is faster than the members in turn for few rows (on one core, up to four of 32x32 or
+        sixteen of 16x16), and slower for many: see `benchmarks/residual.py`. It has no noise from the members:
+        `ResidualPerturbation.apply` adds noise again, and counts every member.
         """
         if self._build is None:
-            raise InputError("Only the ensembles that `resnet(members=...)` makes can be joined into one network.")
+            raise InputError("Only an ensemble built by `resnet(members=...)` can be joined into one network.")
         with torch.device("meta"):  # nothing is drawn
             one, network = self._build(), self._build(members=len(self.members))
         if any(str(member) != str(one) for member in self.members):
-            raise InputError("A member has other layers than `resnet` gave it: such an ensemble cannot be joined.")
+            raise InputError("A member has other layers than `resnet` gave it, so the ensemble cannot be joined.")
         states = [member.state_dict() for member in self.members]
         network.load_state_dict({name: _beside([state[name] for state in states]) for name in states[0]}, assign=True)
         return network.train(self.training)
@@ -132,19 +133,21 @@ def resnet(
     """A residual network of `depth` layers for small images: three stages of 16, 32 and 64 maps.
 
     Args:
-        channels, classes: of the records.
+        channels, classes: the number of channels and classes of the records.
         depth: 6 n + 2, where n is the number of blocks of a stage: 8, 14, 20, ...
-        members: more than one makes an ensemble.
+        members: the number of members; more than one makes an ensemble.
         skips: whether blocks have skip connections.
-        groups: of group norm, which looks at one record at a time; 0 means batch norm, which mixes records.
-        shrink: images are averaged over squares of so many pixels a side first, for networks that train in a minute.
+        groups: the groups of group norm, which looks at one record at a time; 0 means batch norm, which mixes records.
+        shrink: the side of the squares of pixels that are averaged first, for networks that train in a minute.
     """
     if depth < 8 or (depth - 2) % 6:
         raise InputError(f"A residual network of this family has 8, 14, 20, ... layers, not {depth}.")
     if members < 1:
         raise InputError(f"An ensemble has at least one member, not {members}.")
     if groups < 0 or (groups and WIDTHS[0] % groups):
-        raise InputError(f"The {WIDTHS[0]} maps of the first stage cannot be put into {groups} groups of equal size.")
+        raise InputError(
+            f"The {WIDTHS[0]} maps of the first stage cannot be divided into {groups} groups of equal size."
+        )
     if shrink < 1:
         raise InputError(f"Images are averaged over squares of at least one pixel a side, not {shrink}.")
     build = partial(_network, channels, classes, (depth - 2) // 6, skips, groups, shrink)
@@ -155,19 +158,19 @@ def _network(
     channels: int, classes: int, blocks: int, skips: bool, groups: int, shrink: int, members: int = 1
 ) -> nn.Module:
     layers: list[nn.Module] = [nn.AvgPool2d(shrink)] if shrink > 1 else []
-    layers += [Centred(), nn.Conv2d(channels, members * WIDTHS[0], 3, 1, 1, bias=False)]
+    layers += [Centered(), nn.Conv2d(channels, members * WIDTHS[0], 3, 1, 1, bias=False)]
     width = WIDTHS[0]
     for stage, outputs in enumerate(WIDTHS):
         for number in range(blocks):
             stride = 2 if stage and not number else 1
             layers.append(ResidualBlock(width, outputs, stride, skip=bool(skips), groups=groups, members=members))
             width = outputs
-    layers += [_normalisation(width, groups, members), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    layers += [_normalization(width, groups, members), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
     if members == 1:
         layers += [nn.Flatten(), nn.Linear(width, classes)]
     else:
         apart = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (members, width)))
-        layers += [apart, LastLayers(width, classes, members), Average()]
+        layers += [apart, LastLayers(width, classes, members), MemberMean()]
     network = nn.Sequential(*layers)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
@@ -175,10 +178,10 @@ def _network(
     return network
 
 
-def _normalisation(width: int, groups: int, members: int) -> nn.Module:
+def _normalization(width: int, groups: int, members: int) -> nn.Module:
     return nn.GroupNorm(members * groups, members * width) if groups else nn.BatchNorm2d(members * width)
 
 
 def _beside(tensors: list[Tensor]) -> Tensor:
-    """What the members have of one parameter or buffer, behind one another; of a counter, all have the same."""
+    """One parameter or buffer of all members, concatenated; a counter is the same for all."""
     return torch.cat(tensors) if tensors[0].ndim else tensors[0].clone()

@@ -1,4 +1,4 @@
-"""The scattering transform: wavelets, moduli and averages, fixed before any data is seen (Bruna and Mallat 2013)."""
+"""The scattering transform: fixed wavelets, moduli and averages (Bruna and Mallat 2013)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Scattering(nn.Module):
 
     ``(N, C, H, W)`` becomes ``(N, C * K, H // 2**scales, W // 2**scales)``, K = 1 + J L + L^2 J (J - 1) / 2: for each
     channel the average, the averages of |x * psi_1|, then those of ||x * psi_1| * psi_2| with a coarser psi_2.
-    Nothing is learnt and each image is transformed on its own, so the transform costs no privacy.
+    Nothing is learned and each image is transformed by itself, so the transform costs no privacy.
 
-    Convolutions are circular on the image padded by reflection; filters are Gaussians and Morlets of width 0.8 * 2^j.
+    Convolutions are circular on the image padded by reflection. The filters are Gaussians and Morlets of width 0.8 * 2^j.
     """
 
     def __init__(self, height: int, width: int, scales: int = 2, angles: int = 8) -> None:
@@ -36,7 +36,7 @@ class Scattering(nn.Module):
             turns = [math.pi * (angles // 2 - 1 - angle) / angles for angle in range(angles)]
             bank = torch.stack([_morlet(padded, scale, turn, 4 / angles) for turn in turns])
             for level in range(scale + 1):
-                # A coarser grid holds the low frequencies only: the filter is cut to that band.
+                # A coarser grid has only the low frequencies, so the filter is cropped to that band.
                 self._keep(f"wavelets_{scale}_{level}", _cropped(bank, 2**level).float())
         for level in range(scales):
             for axis in (0, 1):
@@ -45,7 +45,7 @@ class Scattering(nn.Module):
 
     @property
     def coefficients(self) -> int:
-        """How many maps there are for each channel."""
+        """The number of maps for each channel."""
         first = self.scales * self.angles
         return 1 + first + self.angles * self.angles * self.scales * (self.scales - 1) // 2
 
@@ -72,7 +72,7 @@ class Scattering(nn.Module):
         return torch.cat([*maps, *second], 2).flatten(1, 2)
 
     def _modulus(self, spectrum: Tensor, scale: int, level: int) -> Tensor:
-        """|x * psi| for every angle, on the grid of `scale`, of a signal that is on the grid of `level`."""
+        """|x * psi| for every angle on the grid of `scale`, for a signal on the grid of `level`."""
         wavelets = getattr(self, f"wavelets_{scale}_{level}")
         modulus: Tensor = torch.fft.ifft2(_filtered(spectrum.unsqueeze(-3), wavelets, 2 ** (scale - level))).abs()
         return modulus
@@ -83,15 +83,15 @@ class Scattering(nn.Module):
         return averaged
 
     def _keep(self, name: str, tensor: Tensor) -> None:
-        # Not in the state_dict: the filters follow from the arguments.
+        # Not in the state_dict, because the filters follow from the arguments.
         self.register_buffer(name, tensor, persistent=False)
 
 
-class GroupNormalise(nn.Module):
-    """Each image's maps in `groups` groups of consecutive maps, each group to mean 0 and variance 1; nothing is learnt.
+class GroupNormalize(nn.Module):
+    """Normalize `groups` groups of consecutive maps of each image to mean 0 and variance 1; nothing is learned.
 
-    Formal guarantees: each image is normalised by itself, and its result has a Euclidean norm of at most the square root
-    of its size, whatever the image: that bounds the sensitivity of sums over images.
+    Formal guarantees: each image is normalized by itself. The Euclidean norm of the result is at most the square root of
+    its size, for every image, which bounds the sensitivity of sums over images.
     """
 
     def __init__(self, groups: int) -> None:
@@ -103,10 +103,10 @@ class GroupNormalise(nn.Module):
 
 
 class Mirrored(nn.Module):
-    """What scattering maps of an image and of its mirror image have in common: half as many numbers, and as long a vector.
+    """The common part of the scattering maps of an image and its mirror image: half as many numbers of the same norm.
 
-    Mirroring an image mirrors its maps and exchanges the angles t and -t. Only sums over such pairs are kept: a model of
-    them gives an image and its mirror image the same scores, and noise has half as many places to be.
+    Mirroring an image mirrors its maps and exchanges the angles t and -t. Only sums over such pairs are kept, so a model
+    gives an image and its mirror image the same scores, and half as many numbers get noise.
     """
 
     partner: Tensor
@@ -131,12 +131,12 @@ class Mirrored(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         half = maps.shape[-1] // 2
         both = maps + maps.index_select(1, self.partner).flip(-1)
-        # A column and its mirror image become one, at the length of the two; the middle column of an odd number is its own.
+        # A column and its mirror image become one of the same norm; the middle column of an odd number stays.
         return torch.cat([both[..., :half] / math.sqrt(2), both[..., half : maps.shape[-1] - half] / 2], -1)
 
 
 class Opponent(nn.Module):
-    """Red, green and blue turned into brightness and two differences of colours; an orthogonal map of each pixel."""
+    """Red, green and blue converted to brightness and two color differences, by an orthogonal map of each pixel."""
 
     turn: Tensor
 
@@ -154,14 +154,14 @@ def _padded(length: int, multiple: int) -> int:
 
 
 def _morlet(size: list[int], scale: int, angle: float, slant: float) -> Tensor:
-    """The spectrum of a Morlet wavelet, periodic on the grid: a wave under a Gaussian, less what makes its mean zero."""
+    """The spectrum of a Morlet wavelet, periodic on the grid: a wave under a Gaussian, corrected to mean zero."""
     wave, envelope = (_gabor(size, 0.8 * 2**scale, angle, xi, slant) for xi in (0.75 * math.pi / 2**scale, 0.0))
     spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real
     return spectrum
 
 
 def _gabor(size: list[int], sigma: float, angle: float, xi: float, slant: float) -> Tensor:
-    """A complex wave of frequency `xi` under a Gaussian 1/`slant` times as long across the wave, summed over periods."""
+    """A complex wave of frequency `xi` under a Gaussian that is 1/`slant` times as long across the wave, made periodic."""
     periods = range(-2, 3)
     y, x = (torch.cat([torch.arange(n, dtype=torch.float64) + period * n for period in periods]) for n in size)
     y, x = y[:, None], x[None, :]
@@ -188,7 +188,7 @@ def _averaging(padded: int, length: int, coarsest: int, level: int) -> Tensor:
 
 
 def _cropped(spectra: Tensor, factor: int, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
-    """The low frequencies that a grid coarser by `factor` can hold."""
+    """The low frequencies of a grid that is coarser by `factor`."""
     for dim in dims:
         kept = spectra.shape[dim] // factor
         indices = torch.arange(spectra.shape[dim])
@@ -198,9 +198,9 @@ def _cropped(spectra: Tensor, factor: int, dims: tuple[int, ...] = (-2, -1)) -> 
 
 
 def _filtered(spectrum: Tensor, wavelets: Tensor, factor: int) -> Tensor:
-    """The spectrum of the filtered signal sampled at every `factor`-th place: the mean of its aliases.
+    """The spectrum of the filtered signal at every `factor`-th place: the mean of its aliases.
 
-    In real numbers, alias by alias: four times as fast as the complex product and its mean.
+    Computed in real numbers, alias by alias, which is four times as fast as the complex product and its mean.
     """
     rows, columns = spectrum.shape[-2] // factor, spectrum.shape[-1] // factor
     parts = torch.view_as_real(spectrum).flatten(-2).unflatten(-1, (factor, 2 * columns)).unflatten(-3, (factor, rows))

@@ -1,16 +1,16 @@
-"""What every additive noise does with a bounded sum, whatever its distribution."""
+"""The protocols of noise, and the common part of all additive noises."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from privet.clipping import BoundedSum
+from privet.clipping import BoundedSum, Released, State
 from privet.errors import InputError
 from privet.privacy import Event
 from privet.randomness import SecureSource, Source
@@ -19,21 +19,83 @@ GRID = 2.0**-24
 """The grid on which a release lies, in units of the sum's scale."""
 
 
-class AdditiveNoise(ABC):
+class Mechanism(Protocol):
+    """The noise of one step: it is added to a bounded sum, and knows its event."""
+
+    @abstractmethod
+    def add(self, bounded: BoundedSum, source: Source) -> dict[str, Tensor]:
+        """The sum with fresh noise."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """The privacy event of one use."""
+
+    @abstractmethod
+    def deviations(self, bounded: BoundedSum) -> Mapping[str, Tensor | float]:
+        """The standard deviation of the noise in each tensor of the sum. It is public."""
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """The noise of a run.
+
+    A noise is a frozen dataclass of settings. Everything that changes from step to step is in its state, which `init` makes
+    before the first step and `update` replaces after every step. Inherit from `SteadyNoise` for a noise without state.
+
+    Formal guarantees, which every implementation must keep: the event of a step follows from the settings and the number of the
+    step alone, never from the state. A step checks that ``at(step, state).event() == event(step)``.
+    """
+
+    def init(self, parameters: Mapping[str, Tensor]) -> State:
+        """The state before the first step, for a model with these trainable parameters."""
+        return None
+
+    @abstractmethod
+    def event(self, step: int = 0) -> Event:
+        """The privacy event of step 0, 1, 2, ... on all records."""
+
+    @abstractmethod
+    def at(self, step: int, state: State) -> Mechanism:
+        """The mechanism of step 0, 1, 2, ..."""
+
+    def update(self, state: State, released: Released) -> State:
+        """The state of the next step. It is computed from the noisy release only."""
+        return state
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A few words for a report, where C is the most that a record can contribute."""
+
+
+class SteadyNoise(Noise, Protocol):
+    """Noise that is the same mechanism in every step: write `add`, `event`, `deviations` and `describe`."""
+
+    @abstractmethod
+    def add(self, bounded: BoundedSum, source: Source) -> dict[str, Tensor]: ...
+
+    @abstractmethod
+    def deviations(self, bounded: BoundedSum) -> Mapping[str, Tensor | float]: ...
+
+    def at(self, step: int, state: State = None) -> Self:
+        return self
+
+
+class AdditiveNoise(SteadyNoise):
     """Noise with a distribution over vectors of `dimension` coordinates, for sums that one record moves by at most `alpha`.
 
     Formal guarantees: `add` scales the noise to the sum, so that a record that moves the sum by its scale moves it by `alpha`
-    in units of the noise; `event` is what that is worth. Every call draws afresh. From a secure source the sum and the noise
-    are rounded to one grid and added exactly, as `GaussianNoise` does, and the noise is enlarged for the rounding. A pure
-    epsilon then holds but for the finite range of the numbers that are drawn: outputs that noise beyond it would reach
-    have a probability below 2^-52 a coordinate.
+    in units of the noise; `event` is the event of that shift. Every call draws fresh noise. From a secure source the sum and
+    the noise are rounded to one grid and added exactly, as in `GaussianNoise`, and the noise is enlarged for the rounding. A
+    pure epsilon then holds except for the finite range of the numbers that are drawn: outputs that only noise beyond that
+    range could reach have a probability below 2^-52 a coordinate.
     """
 
     alpha: float
 
     @property
     @abstractmethod
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """The number of coordinates."""
 
     @abstractmethod
     def sample(self, source: Source, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -44,17 +106,11 @@ class AdditiveNoise(ABC):
         """E |w o z|_1."""
 
     @abstractmethod
-    def event(self) -> Event: ...
-
-    @abstractmethod
     def variances(self) -> Tensor | float:
-        """Of every coordinate."""
-
-    @abstractmethod
-    def describe(self) -> str: ...
+        """The variance of each coordinate."""
 
     def add(self, bounded: BoundedSum, source: Source) -> dict[str, Tensor]:
-        """The sum with noise. Every call draws afresh."""
+        """The sum with fresh noise."""
         require_bounded(bounded)
         self._check(bounded.tensors)
         secure = isinstance(source, SecureSource)
@@ -84,10 +140,6 @@ class AdditiveNoise(ABC):
             place += tensor.numel()
         return found
 
-    def at(self, step: int) -> Self:
-        """The noise of step 0, 1, 2, ...: the same in each."""
-        return self
-
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         count = sum(tensor.numel() for tensor in tensors.values())
         if count != self.dimension:
@@ -95,6 +147,7 @@ class AdditiveNoise(ABC):
 
 
 def require_bounded(bounded: BoundedSum) -> None:
+    """Raise unless the value is a `BoundedSum`."""
     if not isinstance(bounded, BoundedSum):
         raise TypeError("Noise is added to a BoundedSum, which clipping makes; nothing else has a known sensitivity.")
 
@@ -102,7 +155,7 @@ def require_bounded(bounded: BoundedSum) -> None:
 def added_on_grid(tensor: Tensor, scale: Tensor | float, noise: Tensor, coordinates: int) -> Tensor:
     """A sum and noise in units of its scale, each rounded to the grid, added exactly.
 
-    Rounding d coordinates moves two neighbouring sums apart by at most ``GRID * sqrt(d)``, for which the noise is enlarged.
+    Rounding d coordinates moves two neighboring sums apart by at most ``GRID * sqrt(d)``, for which the noise is enlarged.
     """
     enlarged = noise.mul((1 + GRID * math.sqrt(coordinates)) / GRID).round_()
     on_grid = tensor.double().div(scale * GRID).round_().add_(enlarged)

@@ -41,7 +41,7 @@ from privet.privacy import (
 from privet.privacy.residual import Theorem1
 from privet.randomness import Randomness
 from privet.runs.students import train_student
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 _POINTS = 60
 """How many points of a curve are kept."""

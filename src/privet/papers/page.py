@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, PackageLoader
 
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.papers.figures import PICTURE
 from privet.papers.measure import computed
 from privet.papers.results import Measurement, means, read

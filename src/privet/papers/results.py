@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from privet.attacks import AttackResult
-from privet.data.whole import write_whole
 from privet.errors import InputError
-from privet.io.plain import MisfitError, build, to_plain
+from privet.io import MisfitError, build, to_plain, write_whole
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from privet.papers.measure import Trial, measure
 from privet.papers.page import Failures, section
 from privet.papers.results import Measurement, merge
 from privet.papers.table import Line, PaperTable, load, papers
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 
 @dataclass(frozen=True)

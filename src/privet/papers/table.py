@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from privet import data
 from privet.data import Dataset, Progress
 from privet.errors import InputError
-from privet.io.plain import MisfitError, build
+from privet.io import MisfitError, build
 from privet.methods import DataSpec, method_named, recipe
 from privet.methods.recipe import Origin, check_origins
 from privet.methods.residual_perturbation import SgdSchedule

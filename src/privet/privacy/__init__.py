@@ -1,10 +1,23 @@
-"""What was done to the data, what it cost, and by whose theorem."""
+"""Privacy: events, ledgers, accountants, budgets and the meaning of a statement."""
 
-from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named, accountant_names
+from privet.privacy.accountants import (
+    ACCOUNTANTS,
+    Accountant,
+    UnsupportedEventError,
+    accountant_named,
+    accountant_names,
+)
+from privet.privacy.accountants.base import Tally
 from privet.privacy.accountants.filters import Filter
-from privet.privacy.budget import Budget, steps_of
-from privet.privacy.calibration import calibrate_batch_size, calibrate_noise, calibrate_schedule, calibrate_steps
-from privet.privacy.deltas import delta_warning, usual_delta, warn_of_delta
+from privet.privacy.budget import (
+    Budget,
+    Schedule,
+    calibrate_batch_size,
+    calibrate_noise,
+    calibrate_schedule,
+    calibrate_steps,
+    steps_of,
+)
 from privet.privacy.events import (
     Adaptive,
     ApproximateDP,
@@ -27,16 +40,14 @@ from privet.privacy.events import (
     RandomizedResponse,
     ShuffledEpoch,
 )
-from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, weakest
+from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, Relation, weakest
 from privet.privacy.ledger import Ledger, LedgerError
-from privet.privacy.meaning import Meaning
-from privet.privacy.relations import Relation
-from privet.privacy.schedules import Schedule
-from privet.privacy.spent import Spent
+from privet.privacy.meaning import Meaning, TradeOff
+from privet.privacy.spent import Spent, delta_warning, usual_delta, warn_of_delta
 from privet.privacy.together import Part, Together, spent_together
-from privet.privacy.tradeoff import TradeOff
 
 __all__ = [
+    "ACCOUNTANTS",
     "Accountant",
     "Adaptive",
     "ApproximateDP",
@@ -71,6 +82,7 @@ __all__ = [
     "Schedule",
     "ShuffledEpoch",
     "Spent",
+    "Tally",
     "Together",
     "TradeOff",
     "UnsupportedEventError",

@@ -1,4 +1,4 @@
-"""What `privet account` answers: of a run's batch size, noise, steps and epsilon, the one that is left out."""
+"""The answer of `privet account`: one of batch size, noise, steps and epsilon, computed from the other three."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 from privet.errors import InputError
 from privet.privacy.accountants import accountant_named
 from privet.privacy.budget import Budget, steps_of
-from privet.privacy.deltas import delta_warning
 from privet.privacy.events import Event, Gaussian, PoissonSampled
-from privet.privacy.relations import Relation
-from privet.privacy.spent import Spent
+from privet.privacy.guarantees import Relation
+from privet.privacy.spent import Spent, delta_warning
 
 
 @dataclass(frozen=True)
 class Account:
-    """A planned run of Poisson-sampled Gaussian steps and what it costs.
+    """A planned run of Poisson-sampled Gaussian steps and its cost.
 
     Attributes:
         spent: the full statement.
-        examples: how many records there are.
-        batch_size: how many a step samples on average.
+        examples: the number of records.
+        batch_size: the expected number of records in a step.
         noise_multiplier: noise over clipping norm.
-        steps: how many steps.
-        accountant: the accountant's short name.
+        steps: the number of steps.
+        accountant: the short name of the accountant.
         left_out: which of these was computed: "epsilon", "noise_multiplier", "steps" or "batch_size".
     """
 
@@ -47,7 +46,7 @@ class Account:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that the user should see."""
+        """Warnings for the user."""
         said = delta_warning(self.spent.delta, self.examples, self.spent.unit)
         return (said,) if said else ()
 
@@ -58,7 +57,7 @@ class Account:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer for --json; an infinite epsilon is null, as JSON has no infinity."""
+        """The answer for --json; an infinite epsilon is null, because JSON has no infinity."""
         epsilon = self.spent.epsilon
         return {
             "epsilon": epsilon if math.isfinite(epsilon) else None,
@@ -86,16 +85,16 @@ def account(
     accountant: str = "pld",
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> Account:
-    """A run with the one of batch size, noise, steps and epsilon that is left out: what it costs, or what a budget allows.
+    """Compute the one of batch size, noise, steps and epsilon that is left out.
 
     Args:
-        examples: how many records there are.
+        examples: the number of records.
         delta: the delta of the statement.
-        batch_size: how many a step samples on average; left out, the most for `epsilon`.
-        noise_multiplier: noise over clipping norm; left out, the least for `epsilon`.
-        steps: how many steps; left out together with `epochs`, the most for `epsilon`.
-        epochs: how many times the data is passed on average, in place of `steps`.
-        epsilon: a target, never overshot; left out, what the run costs.
+        batch_size: the expected number of records in a step; if left out, the largest that `epsilon` allows.
+        noise_multiplier: noise over clipping norm; if left out, the least that `epsilon` allows.
+        steps: the number of steps; if left out together with `epochs`, the most that `epsilon` allows.
+        epochs: the average number of passes over the data, instead of `steps`.
+        epsilon: the target, which is never exceeded; if left out, the cost of the run.
         accountant: one of `accountant_names()`.
         relation: "add-remove" or "replace-one".
     """
@@ -110,8 +109,8 @@ def account(
     left_out = [name for name, value in given.items() if value is None]
     if len(left_out) != 1:
         raise InputError(
-            "Leave out exactly one of the batch size, the noise, the steps (or epochs) and epsilon: "
-            "it is computed from the others."
+            "Leave out exactly one of the batch size, the noise, the steps (or epochs) and epsilon: it is computed from the "
+            "others."
         )
     if epsilon is not None:
         budget = Budget(epsilon, delta, kind, interpreter)
@@ -159,7 +158,7 @@ def _check(
     if steps is not None and epochs is not None:
         raise InputError("Give either the number of steps or of epochs, not both.")
     if steps is not None and steps < 1:
-        raise InputError(f"A run has at least one step, not {steps}.")
+        raise InputError(f"A run needs at least one step, not {steps}.")
     if epochs is not None and not 0 < epochs < math.inf:
         raise InputError(f"The number of epochs must be positive, and is {epochs!r}.")
     if not 0 < delta < 1:

@@ -1,15 +1,13 @@
-"""A statement in plain words, for somebody who knows no differential privacy; every number in it is computed."""
+"""A privacy statement in plain words, for readers who do not know differential privacy; every number is computed."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 
-from privet.privacy.guarantees import Assumed, Claimed
-from privet.privacy.meaning import FALSE_POSITIVE_RATES, PRIORS, Group, Meaning
-from privet.privacy.relations import Relation
+from privet.privacy.guarantees import Assumed, Claimed, Relation
+from privet.privacy.meaning import FALSE_POSITIVE_RATES, PRIORS, VACUOUS_FALSE_POSITIVES, Group, Meaning
 from privet.privacy.spent import Spent, round_up
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES
 
 PEOPLE = 1000
 FAMILY = 4
@@ -17,7 +15,7 @@ WIDTH = 100
 
 
 def explain(spent: Spent) -> str:
-    """What the statement lets an attacker find out about one person, and what it does not promise."""
+    """Explain what the statement lets an attacker learn about one person, and what it does not promise."""
     found = spent.meaning
     parts = [_lead(found), _attacker(spent), _finding(found), _guessing(found), _believing(found)]
     parts += [_family(found, found.group(FAMILY)), _not_promised(spent)]
@@ -28,13 +26,13 @@ def _lead(found: Meaning) -> str:
     spent = found.spent
     said = [
         f"WHAT THIS MEANS. The privacy of one {spent.unit} is measured by two numbers. Epsilon ({_size(spent.epsilon)} "
-        f"here) says how strongly the release may depend on that {spent.unit}: 0 is not at all. Delta "
-        f"({_chance(spent.delta)} here) is a small chance: with it, the limit that epsilon sets may fail."
+        f"here) says how strongly the release may depend on that {spent.unit}: 0 means not at all. Delta "
+        f"({_chance(spent.delta)} here) is the small chance that the limit set by epsilon fails."
     ]
     if math.isinf(spent.epsilon) and not found.curve.vacuous:
         said.append(
             "THIS STATEMENT IS VACUOUS: at this delta epsilon is infinite, and nothing is promised. Ask for a larger delta; the "
-            "numbers below hold whatever delta is."
+            "numbers below do not depend on delta."
         )
     elif found.vacuous:
         said.append(
@@ -48,7 +46,7 @@ def _lead(found: Meaning) -> str:
             said.append(f'Each number marked "assumed" holds only if {" and ".join(assumptions)}.')
         case Claimed(by=by, because=because):
             said.append(
-                f'Each number marked "claimed" is what {by} claims, and the claim does not hold for this run: {because}. '
+                f'Each number marked "claimed" is claimed by {by}, but the claim does not hold for this run: {because}. '
                 "The attacker may do better than every limit below."
             )
     return "\n\n".join(_wrapped(text) for text in said)
@@ -73,8 +71,8 @@ def _finding(found: Meaning) -> str:
     yes, no = _sides(found.spent)
     lines = [
         _wrapped(
-            f"FINDING PEOPLE. Of {PEOPLE:,} people {yes}, and {PEOPLE:,} {no}, the attacker names those whom they take for "
-            f"the first kind. The more people they are willing to accuse wrongly, the more they find{_mark(found)}:"
+            f"FINDING PEOPLE. There are {PEOPLE:,} people {yes}, and {PEOPLE:,} {no}. The attacker names those who seem to be "
+            f"of the first kind. The more people they are willing to name wrongly, the more they find{_mark(found)}:"
         ),
         "",
         f"    {'wrongly named':<20}{'found, at most':<28}found by guessing blindly",
@@ -100,13 +98,13 @@ def _guessing(found: Meaning) -> str:
 
 
 def _believing(found: Meaning) -> str:
-    """Priors and posteriors."""
+    """The table of priors and posteriors."""
     what = "that the person is in"
     if found.spent.relation is not Relation.ADD_REMOVE:
         what = f"that the first of the two {_two(found.spent)} was used"
     lines = [
         _wrapped(
-            f"CHANGING THEIR MIND. How sure the attacker is {what}, before and after they see the release. The "
+            f"CHANGING THEIR MIND. This is how sure the attacker is {what}, before and after they see the release. The "
             f"limit fails with a chance of at most {_chance(found.failure)}{_mark(found)}:"
         ),
         "",
@@ -160,12 +158,12 @@ def _sides(spent: Spent) -> tuple[str, str]:
 
 
 def _belonging(spent: Spent) -> str:
-    """What one person has in the data, with its verb."""
+    """One person's part of the data, with its verb."""
     return "records were" if spent.unit == "user" else f"{spent.unit} was"
 
 
 def _two(spent: Spent) -> str:
-    """What is replaced, where one person's part is replaced by another."""
+    """The two alternatives for one person's part of the data."""
     return "sets of records" if spent.unit == "user" else f"{spent.unit}s"
 
 
@@ -183,7 +181,7 @@ def _condition(spent: Spent) -> str:
 
 
 def _mark(found: Meaning) -> str:
-    """The word that goes beside every number that is not proved."""
+    """The mark beside every number that is not proved."""
     match found.spent.guarantee:
         case Assumed():
             return " (assumed)"
@@ -193,7 +191,7 @@ def _mark(found: Meaning) -> str:
 
 
 def _of(share: float, people: int = PEOPLE) -> str:
-    """A share of so many people, rounded up: a printed bound is still a bound."""
+    """A share of `people`, rounded up, so that the printed number is still a bound."""
     return f"{min(people, math.ceil(share * people * (1 - 1e-12))):,} of {people:,}"
 
 
@@ -209,7 +207,7 @@ def _size(epsilon: float) -> str:
 
 
 def _chance(probability: float) -> str:
-    """A small probability as one in so many; a larger one as a percentage."""
+    """A small probability as "1 in N", a larger one as a percentage."""
     if probability > 0.1 or probability <= 0:
         return _percent(probability)
     return f"1 in {math.floor(1 / probability * (1 + 1e-12)):,}" if probability > 1e-12 else f"{probability:.3g}"

@@ -1,4 +1,4 @@
-"""The append-only record of what was done to the data; every epsilon is computed from it."""
+"""The ledger: the append-only record of the events of a run, from which epsilon is computed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from privet.errors import InputError, PrivetError
-from privet.locks import Busy, Lock
+from privet.io import Busy, Lock, sync_folder
 from privet.privacy.accountants import Accountant, accountant_named
 from privet.privacy.events import Event, Nothing, composed
-from privet.privacy.guarantees import Guarantee
-from privet.privacy.relations import Relation
+from privet.privacy.guarantees import Guarantee, Relation
 from privet.privacy.spent import Spent
 
 _FORMAT = 1
 _HASH = re.compile(rb'"hash": *"([0-9a-f]{64})"}\s*$')
 _BEFORE_HASH, _AFTER_HASH = -67, -3
-"""Where the 64 digits of the running hash stand in a line, from its end."""
+"""The place of the 64 digits of the running hash, counted from the end of a line."""
 
 
 class LedgerError(PrivetError):
@@ -34,31 +33,32 @@ class LedgerError(PrivetError):
 class Ledger:
     """The events of one run, in memory or in a file of JSON lines.
 
-    Formal guarantees: when `record` returns, the event is on the disk (fsync), so a run that records a step before it
-    uses the step's noise never shows less than was used, whenever it is killed. One process at a time appends: the lock is
-    taken before the file is read, and a file that somebody else has changed or deleted meanwhile takes nothing more.
+    Formal guarantees: when `record` returns, the event is on the disk (fsync). A run that records each step before it uses
+    the step's noise therefore never shows less than was used, even if it is killed. Only one process at a time appends: the
+    lock is taken before the file is read, and nothing is appended to a file that somebody else changed or deleted.
 
-    Each line carries a running hash. It shows that a line was changed, exchanged, repeated, inserted, or removed with others
-    after it. It does not show lines cut off at the end, nor a file that was written anew as a whole: the hash holds no
-    secret. Against both keep `head` somewhere else (a checkpoint, a privacy card) and give it to `open`. A last line that was
-    being written when the process died is recognised and dropped: `record` had not returned, so its noise was never used.
+    Each line carries a running hash, which reveals that a line was changed, swapped, repeated or inserted, or removed from
+    the middle. It does not reveal that lines were cut off at the end, nor that the whole file was rewritten, because the
+    hash has no secret. Against both, keep `head` elsewhere (a checkpoint, a privacy card) and pass it to `open`. A last line
+    that was being written when the process died is recognized and dropped: `record` had not returned, so its noise was never
+    used.
     """
 
     def __init__(
         self, path: str | Path | None = None, *, relation: Relation | str = Relation.ADD_REMOVE, unit: str = "record"
     ) -> None:
-        """Start an empty ledger; with `path`, in a new file (an existing one is never overwritten: use `open`)."""
+        """Start an empty ledger, with `path` in a new file. Existing files are never overwritten: continue them with `open`."""
         self.relation = Relation.of(relation)
         self.unit = unit
         self.path = Path(path) if path is not None else None
         self.torn = False
         self.conditions: tuple[str, ...] = ()
-        """What the statement takes as public; see `condition`."""
+        """Facts that the statement takes as public; see `condition`."""
         self.on_record: Callable[[str], None] | None = None
-        """Called with the new head when an event is on the disk, before `record` returns."""
+        """Called with the new head once an event is on the disk, before `record` returns."""
         self._events: list[Event] = []
         self._counts: list[int] = []
-        """How often each of `_events` stands there in a row."""
+        """How often each of `_events` was recorded in a row."""
         self._total = 0
         self._lines = 0
         self._first_line: dict[Event, int] = {}
@@ -72,16 +72,16 @@ class Ledger:
             self._create(self.path)
         self._write({"ledger": _FORMAT, "relation": self.relation.value, "unit": unit})
         if self.path is not None:
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
 
     @classmethod
     def open(cls, path: str | Path, *, head: str | None = None, read_only: bool = False) -> Ledger:
-        """Read a ledger file, check its running hash, and go on appending to it (unless `read_only`).
+        """Read a ledger file, check its running hash, and allow more events to be appended (unless `read_only`).
 
         Args:
             path: the file.
-            head: the head that is expected to be in it: refuses a file from which lines were cut.
-            read_only: `record` raises, and the file is left as it is; another process may be writing it.
+            head: a head that the file must contain; a file from which lines were cut off is refused.
+            read_only: do not change the file; `record` raises. Another process may be writing the file.
         """
         ledger = cls()
         ledger.path = Path(path)
@@ -101,7 +101,7 @@ class Ledger:
         return ledger
 
     def record(self, event: Event, count: int = 1) -> None:
-        """Append `event`, `count` times; returns when it is on the disk."""
+        """Append `event`, `count` times. Returns when it is on the disk."""
         if self._lines < 0:
             raise LedgerError(f"The ledger {self.path} was opened for reading only.")
         entry, event = self._entry(event, count)
@@ -112,28 +112,31 @@ class Ledger:
                 self.on_record(self._head)
 
     def head_after(self, event: Event, count: int = 1) -> str:
-        """The head that the ledger will have when `event` is recorded next."""
+        """The head that the ledger will have once `event` is recorded next."""
         entry, _ = self._entry(event, count)
         return self._head if entry is None else _chain(self._head, entry)
 
     def holds(self, heads: Iterable[str]) -> set[str]:
-        """Those of `heads` that the file had after one of its lines; a head of it proves all lines up to there."""
+        """Those of `heads` that the file had after one of its lines. A head proves all lines before it."""
         if self.path is None:
-            raise InputError("Only a ledger in a file remembers its earlier heads.")
+            raise InputError("Only a ledger in a file keeps its earlier heads.")
         wanted = {head.encode() for head in heads}
         with self.path.open("rb") as file:
             return {found[1].decode() for line in file if (found := _HASH.search(line)) and found[1] in wanted}
 
     def require_unit(self, unit: str) -> None:
-        """Raise unless the ledger counts what is done to a `unit`: what a record costs bounds nothing of a user who holds
-        several, and only what knows of users may be charged to them."""
+        """Raise unless the ledger counts the cost for a `unit`.
+
+        The cost for a record bounds nothing for a user with several records, so only mechanisms that know users may be
+        charged to a ledger of users.
+        """
         counts_users = self.unit != "record" and not self.unit.startswith("record ")
         if counts_users != (unit == "user"):
             way = "say whose each example is" if counts_users else "start it with unit='user'"
-            raise InputError(f"The ledger counts what is done to a {self.unit}, and this protects a {unit}: {way}.")
+            raise InputError(f"The ledger counts what is done to a {self.unit}, but this protects a {unit}: {way}.")
 
     def condition(self, fact: str) -> None:
-        """Write down, once, a fact that the statement takes as public; every `spent` names it."""
+        """Record, once, a fact that the statement takes as public; every `spent` lists it."""
         if fact in self.conditions:
             return
         if self._lines < 0:
@@ -142,16 +145,16 @@ class Ledger:
         self.conditions += (fact,)
 
     def size_is_public(self) -> None:
-        """Write down that steps, rate or divisor follow from the true number of records.
+        """Record that steps, rate or divisor were computed from the true number of records.
 
-        Between neighbors that replace one record that number is no secret: then there is nothing to write.
+        If neighbors replace one record, that number is no secret, and nothing is recorded.
         """
         if self.relation is Relation.ADD_REMOVE:
             self.condition(f"the number of {self.unit}s is public")
 
     @property
     def event(self) -> Event:
-        """Everything that was recorded, as one event."""
+        """All recorded events as one event."""
         if self._event is None:
             self._event = composed(*(event * count for event, count in self))
         return self._event
@@ -167,17 +170,17 @@ class Ledger:
         return self._head
 
     def spent(self, delta: float, accountant: str | Accountant = "pld") -> Spent:
-        """What the recorded events cost at `delta`, with everything that must travel with it."""
+        """The full statement for the recorded events at `delta`."""
         interpreter = accountant_named(accountant)
         found = interpreter.spent(self.event, delta, self.relation, unit=self.unit)
         return replace(found, conditions=self.conditions)
 
     def __iter__(self) -> Iterator[tuple[Event, int]]:
-        """The recorded events in order, runs of equal ones counted."""
+        """The recorded events in order; equal events in a row are counted."""
         return zip(self._events, self._counts, strict=True)
 
     def __len__(self) -> int:
-        """How many events were recorded."""
+        """The number of recorded events."""
         return self._total
 
     def close(self) -> None:
@@ -198,7 +201,7 @@ class Ledger:
     # --- the file ---------------------------------------------------------------------------------------------------
 
     def _create(self, path: Path) -> None:
-        exists = InputError(f"{path} exists already; continue it with Ledger.open.")
+        exists = InputError(f"{path} exists already: continue it with Ledger.open.")
         if path.exists():
             raise exists
         try:
@@ -212,7 +215,7 @@ class Ledger:
             raise LedgerError(f"The ledger {path} cannot be written: {error.strerror}.") from None
 
     def _continue(self, path: Path, head: str | None) -> None:
-        # The lock comes first: what another process wrote after the reading would be overwritten.
+        # Take the lock before reading: otherwise lines that another process writes meanwhile would be overwritten.
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         self._lock = _locked(path)
@@ -243,18 +246,18 @@ class Ledger:
             os.fsync(self._file.fileno())
             self._size += len(line)
         except OSError as error:
-            # What reached the disk is unknown now: nothing may be appended behind a possibly torn line.
+            # Nobody knows what reached the disk, so nothing may be appended after a possibly torn line.
             self._abandon()
             raise LedgerError(f"The ledger {self.path} cannot be written: {error.strerror}.") from None
 
     def _check_untouched(self, descriptor: int) -> None:
-        """Where a lock does not hold (a network, a careless program), the file itself shows that somebody else was there."""
+        """Check that nobody else changed the file, since locks are not reliable everywhere (network disks, other programs)."""
         found = os.fstat(descriptor)
         if found.st_nlink == 0:
             self._abandon()
             raise LedgerError(
-                f"The ledger {self.path} was deleted while it was being written: the run stops, since nothing counts any more. "
-                f"Start anew in another folder; what was used until now was used."
+                f"The ledger {self.path} was deleted while it was being written, so the run stops: its privacy cost can no "
+                "longer be recorded. Start again in another folder; the steps until now still count."
             )
         if found.st_size != self._size:
             self._abandon()
@@ -268,13 +271,13 @@ class Ledger:
     # --- the lines --------------------------------------------------------------------------------------------------
 
     def _entry(self, event: Event, count: int) -> tuple[dict[str, Any] | None, Event]:
-        """What is written for `event`, and the event itself; None where there is nothing to write."""
+        """The entry to write for `event`, and the event itself; None if there is nothing to write."""
         if not isinstance(event, Event):
-            raise InputError(f"A ledger holds events, and this is a {type(event).__name__}.")
+            raise InputError(f"A ledger records events, not a {type(event).__name__}.")
         event = event * count
         if isinstance(event, Nothing):
             return None, event
-        # A repeated event is named by the line on which it first stood: a run of 10^5 steps stays a small file.
+        # A repeated event refers to the line of its first occurrence, so that the file of 10^5 steps stays small.
         known = self._first_line.get(event)
         return ({"event": event.to_dict()}, event) if known is None else ({"as": known}, self._named[known])
 
@@ -293,7 +296,7 @@ class Ledger:
         self._event = None
 
     def _replay(self, file: Iterable[bytes], expected: str | None) -> int:
-        """Take in the lines of a file; returns the length of its good part."""
+        """Read the lines of a file; returns the length of its valid part."""
         self._head, self._lines = "", 0
         good, head, met = 0, b"", expected is None
         wanted = expected.encode() if expected is not None else b""
@@ -301,7 +304,7 @@ class Ledger:
         for line in file:
             known = repeats.get(line[:_BEFORE_HASH])
             if known is not None and line[_AFTER_HASH:] == b'"}\n':
-                # The common line, as `_write` writes it: hashed without being parsed. Any other goes the long way.
+                # A common line, exactly as `_write` writes it, is hashed without being parsed; others are parsed.
                 head = hashlib.sha256(head + known[1]).hexdigest().encode()
                 if line[_BEFORE_HASH:_AFTER_HASH] != head:
                     raise self._edited()
@@ -322,7 +325,7 @@ class Ledger:
             good += len(line)
         if self._lines == 0:
             raise LedgerError(
-                f"Nothing was recorded in {self.path}: its first line is not whole. Delete it and start anew."
+                f"Nothing was recorded in {self.path}: its first line is incomplete. Delete it and start again."
             )
         if not met:
             raise LedgerError(f"Lines were removed from the ledger {self.path}: the expected head is not in it.")
@@ -330,7 +333,7 @@ class Ledger:
         return good
 
     def _parse(self, line: bytes, head: str) -> bool:
-        """Check and take in a line of any kind; False where its writing was cut short."""
+        """Check and read a line of any kind; False if it was not written completely."""
         number = self._lines
         damaged = LedgerError(f"Line {number + 1} of the ledger {self.path} is not an entry of a ledger.")
         try:
@@ -361,7 +364,7 @@ class Ledger:
             self._lines = 1
             return
         if len(entry) != 1:
-            raise KeyError  # of two facts in one line only one would be taken in
+            raise KeyError  # of two facts in one line, only one would be read
         self._lines += 1
         if "condition" in entry:
             self.conditions += (str(entry["condition"]),)
@@ -377,8 +380,8 @@ def _chain(head: str, entry: dict[str, Any]) -> str:
 
 
 def _locked(path: Path) -> Lock:
-    """Two processes that append to one ledger would break its chain. The lock is a file beside it: all may read the ledger."""
-    path = path.resolve()  # one lock for all names that lead to the file
+    """Take the lock of a ledger, a file beside it, so that only one process appends and all can read."""
+    path = path.resolve()  # the same lock for every path to the file
     lock = path.with_name(f"{path.name}.lock")
     try:
         return Lock(lock)
@@ -388,17 +391,3 @@ def _locked(path: Path) -> Lock:
         raise LedgerError(
             f"The ledger {path} cannot be written: its lock {lock} cannot be taken ({error.strerror})."
         ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file survives a crash only once its folder's entry is on the disk too."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

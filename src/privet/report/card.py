@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from privet.attacks.result import AttackResult
 from privet.audit.result import round_down
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.guarantees import guarantee_to_dict
 from privet.privacy.spent import round_up
 from privet.report import others, statement, words
-from privet.report.card_metadata import front_matter
-from privet.report.record import AttackResult, RunRecord
+from privet.report.record import RunRecord
 
 MARKDOWN, PLAIN = "CARD.md", "card.json"
 RELEASE = "release"
@@ -58,7 +60,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "accesses": [_access(event, count, ledger.unit) for event, count in ledger],
         "other_runs": _other_runs(record, ledger),
         "assumptions": _assumptions(record, spent),
-        "attacks": [_attack(record, record.attack)] if record.attack else [],
+        "attacks": [_attack(record, attack) for attack in record.attacks],
         "audits": [audit.to_dict() for audit in record.audits],
         "measured": _measured(record),
         "data": _data(record, spent),
@@ -94,9 +96,9 @@ def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
         "statement": str(spent),
         "opening": statement.opening(record, spent),
         "meaning": statement.meaning(record, spent),
-        "standing": statement.standing(spent).title,
-        "protects": statement.standing(spent).protects,
-        "explanation": statement.standing(spent).explanation,
+        "standing": statement.standing(record, spent).title,
+        "protects": statement.standing(record, spent).protects,
+        "explanation": statement.standing(record, spent).explanation,
         "calibration": _calibration(record, ledger, spent),
         "neighbours": spent.relation.describe(spent.unit),
     }
@@ -142,7 +144,8 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
 
 
 def _attack(record: RunRecord, attack: AttackResult) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": attack.name}
+    facts: dict[str, Any] = {"name": attack.name, "key": attack.key, "date": attack.date, "power": attack.power}
+    facts["command"] = shlex.join(attack.command)
     if not record.data.public:
         return facts | {"figures": "kept on the run's page: they were computed from private records without noise"}
     return facts | {
@@ -186,3 +189,78 @@ def _data(record: RunRecord, spent: Spent) -> dict[str, Any]:
 def _plainly(text: str) -> str:
     """Text that Markdown and HTML leave as it is, on one line."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(str(text).split()))
+
+
+HUB_NAMES = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_mnist", "cifar10": "uoft-cs/cifar10"}
+"""Where the Hub keeps the data sets that `privet data get` fetches."""
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
+TAGS = ["differential-privacy", "privet"]
+
+
+def front_matter(record: RunRecord, card: dict[str, Any]) -> str:
+    """The metadata of a card, as YAML."""
+    facts = _data_set(record, card) if record.synthetic else _model(record, card)
+    if record.stated.licence:
+        facts = {"license": record.stated.licence} | facts
+    facts["privacy"] = {
+        name: card["privacy"][name]
+        for name in (
+            "standing",
+            "statement",
+            "epsilon",
+            "delta",
+            "relation",
+            "unit",
+            "sampling",
+            "accountant",
+            "guarantee",
+            "conditions",
+            "vacuous",
+        )
+    }
+    text: str = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _tags(card: dict[str, Any]) -> list[str]:
+    """What is not protected is not listed among what is."""
+    return [tag for tag in TAGS if tag != "differential-privacy" or card["privacy"]["protects"]]
+
+
+def _model(record: RunRecord, card: dict[str, Any]) -> dict[str, Any]:
+    task = _task(record)
+    source = HUB_NAMES.get(record.data.name) if record.data.public else None
+    facts: dict[str, Any] = {"library_name": "pytorch", "pipeline_tag": task, "tags": _tags(card)}
+    if source:
+        facts["datasets"] = [source]
+    if record.released_utility is None:
+        return facts
+    accuracy = {"type": "accuracy", "name": "Accuracy", "value": round(record.released_utility.accuracy, 6)}
+    result = {
+        "task": {"type": task, "name": task.replace("-", " ").capitalize()},
+        "dataset": {
+            "type": source or (record.data.name if record.data.public else "private"),
+            "name": record.data.name,
+            "split": "test",
+        },
+        "metrics": [accuracy],
+    }
+    return facts | {"metrics": ["accuracy"], "model-index": [{"name": card["title"], "results": [result]}]}
+
+
+def _data_set(record: RunRecord, card: dict[str, Any]) -> dict[str, Any]:
+    assert record.synthetic is not None
+    size = sum(record.synthetic.rows >= 1000 * 10**power for power in range(len(SIZES) - 1))
+    source = HUB_NAMES.get(record.data.name) if record.data.public else None
+    facts: dict[str, Any] = {
+        "pretty_name": card["title"],
+        "annotations_creators": ["machine-generated"],
+        "task_categories": [_task(record)],
+        "size_categories": [SIZES[size]],
+        "tags": [*_tags(card), "synthetic"],
+    }
+    return facts | ({"source_datasets": [source]} if source else {})
+
+
+def _task(record: RunRecord) -> str:
+    return "image-classification" if len(record.data.shape) == 3 else "tabular-classification"

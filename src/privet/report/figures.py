@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from privet.attacks.result import AttackResult
 from privet.audit import Audit
 from privet.audit.result import round_down
 from privet.privacy.spent import round_up
-from privet.report.record import AttackResult, Epoch
+from privet.report.record import Epoch
 from privet.report.words import share
 
 # Colours that are drawn, and the page's variables that replace them in the file.

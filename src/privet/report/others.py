@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from privet.errors import PrivetError
 from privet.privacy import Event, Ledger, Part, Relation, Together, UnsupportedEventError, spent_together
-from privet.report.data_mark import fits
 from privet.report.record import FILE, OtherRun, RunRecord
 from privet.training.folder import LEDGER
 
@@ -82,3 +85,31 @@ def _hidden(folder: Path, home: Path) -> bool:
 def distinct(runs: Sequence[OtherRun]) -> tuple[OtherRun, ...]:
     """Each run once: it may be found twice, named and beside. A copy under another name is another run."""
     return tuple(sorted({run.identity: run for run in runs}.values(), key=lambda run: run.identity))
+
+
+KEY_FILE = "data.key"
+
+
+def mark_of(fingerprint: str, folder: Path, *, public: bool) -> str:
+    """The fingerprint itself of public records; of others, its HMAC under a new key that is written to the folder."""
+    if public:
+        return fingerprint
+    key = secrets.token_bytes(32)
+    handle = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(key.hex() + "\n")
+    return _keyed(key, fingerprint)
+
+
+def fits(mark: str, fingerprint: str, folder: Path) -> bool:
+    """Whether a mark is that of these records. Where the folder came without its key, that cannot be told: False."""
+    if hmac.compare_digest(mark, fingerprint):
+        return True
+    path = folder / KEY_FILE
+    if not path.exists():
+        return False
+    return hmac.compare_digest(mark, _keyed(bytes.fromhex(path.read_text(encoding="ascii").strip()), fingerprint))
+
+
+def _keyed(key: bytes, fingerprint: str) -> str:
+    return hmac.new(key, fingerprint.encode("ascii"), hashlib.sha256).hexdigest()

@@ -14,15 +14,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from privet.attacks.result import AttackResult, Rate
 from privet.audit.result import round_down
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
-from privet.report.drawing import draw_way
-from privet.report.places import Way, way_of
-from privet.report.record import AttackResult, Rate, RunRecord
+from privet.report.card import write_card
+from privet.report.places import Way, draw_way, way_of
+from privet.report.record import RunRecord
 
 FILE = "report.html"
 Limit = Callable[[float], float]
@@ -53,7 +54,7 @@ def picture(record: RunRecord, folder: Path) -> str:
 def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
     """The page as text; `samples` is the address of a picture, as `picture` gives it."""
     spent = record.spent(ledger)
-    standing = statement.standing(spent)
+    standing = statement.standing(record, spent)
     limit = spent.meaning.true_positive_rate
     way = way_of(record, ledger)
     total = others.together(record, ledger)
@@ -141,7 +142,7 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
     tiles = [
         Tile(
             f"A student's accuracy on the {on}" if record.synthetic else f"Accuracy on the {on}",
-            f"{100 * record.accuracy:.2f} %",
+            "not measured" if record.accuracy is None else f"{100 * record.accuracy:.2f} %",
             _beside_accuracy(record),
         )
     ]
@@ -184,6 +185,8 @@ def _who_else(record: RunRecord, standing: words.Standing) -> str:
 
 
 def _beside_accuracy(record: RunRecord) -> str:
+    if record.training_accuracy is None or record.test_accuracy is None:
+        return "the loop was the user's own: private.report(test=...) measures it"
     on_training = f"on the training records {100 * record.training_accuracy:.2f} %"
     utility = record.utility
     if utility is None:
@@ -284,3 +287,9 @@ def _caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
     found = statement.caveats(record, spent)
     place = 1 if found[0][0] == "Seeded noise." else 0
     return [*found[:place], page, *found[place:], comparison]
+
+
+def renew(folder: Path) -> Path:
+    """Write the card and the page of a run folder; gives the page."""
+    write_card(folder)
+    return write_page(folder)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from privet import __version__
 from privet.attacks.result import AttackResult
 from privet.audit import Audit
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import MisfitError, build, to_plain, write_whole
 from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.private_accuracy import Measured
 from privet.privacy import Ledger, Spent, accountant_names
 from privet.privacy.guarantees import Claimed
-from privet.io.plain import MisfitError, build, to_plain
 
 FILE = "record.json"
 FORMAT = 2
@@ -36,7 +38,7 @@ class DataSummary:
 
     name: str
     fingerprint: str
-    """Of public records their SHA-256, of others a keyed one: see `privet.report.data_mark`."""
+    """Of public records their SHA-256, of others a keyed one: see `privet.report.others`."""
     training_records: int
     test_records: int
     classes: tuple[str, ...]
@@ -193,9 +195,9 @@ class RunRecord:
     model: ModelSummary
     settings: dict[str, str]
     history: tuple[Epoch, ...]
-    test_accuracy: float
+    test_accuracy: float | None
     """Exact; where the test records are not public, for those alone who may see them."""
-    training_accuracy: float
+    training_accuracy: float | None
     attacks: tuple[AttackResult, ...] = ()
     """Every attack that was ever made on the run, in order."""
     audits: tuple[Audit, ...] = ()
@@ -204,7 +206,7 @@ class RunRecord:
     internal: dict[str, str] = field(default_factory=dict)
     """What was computed from the training records without protection: on the page, and never on a card."""
     place: str = ""
-    """Where the noise enters: a place of `privet.report.drawing`; where it is not given, the ledger tells."""
+    """Where the noise enters: a place of `privet.report.places`; where it is not given, the ledger tells."""
     synthetic: SyntheticSummary | None = None
     others: tuple[OtherRun, ...] | None = None
     """The other runs on the same records that were found; None where nobody looked for them."""
@@ -219,8 +221,8 @@ class RunRecord:
 
     @property
     def attack(self) -> AttackResult | None:
-        """The last attack."""
-        return self.attacks[-1] if self.attacks else None
+        """The most successful attack: the one that page and comparison lead with."""
+        return max(self.attacks, key=lambda attack: attack.auc, default=None)
 
     @property
     def seeded(self) -> bool:
@@ -233,7 +235,7 @@ class RunRecord:
         return self.utility if self.utility is not None and (self.data.public or self.utility.noise) else None
 
     @property
-    def accuracy(self) -> float:
+    def accuracy(self) -> float | None:
         """The accuracy to show to whoever may see the data: the one that was measured for others, where there is one."""
         return self.utility.accuracy if self.utility is not None else self.test_accuracy
 
@@ -316,3 +318,18 @@ def _check(record: RunRecord) -> None:
             raise MisfitError(f"'{name}' must name a file of the run folder, and is {file!r}")
     if any(len(each.false_positive_rate) != len(each.true_positive_rate) for each in record.attacks):
         raise MisfitError("'attacks' has a ROC whose two halves differ in length")
+
+
+PACKAGES = ("torch", "numpy", "scipy", "dp-accounting", "scikit-learn")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Privet, Python, the libraries that compute, and the platform; nothing that names the machine."""
+    found = {"privet": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # a trimmed installation is still worth recording
+            found[package] = "not installed"
+    found["platform"] = f"{platform.system()} {platform.machine()}"
+    return found

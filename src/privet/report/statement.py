@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from privet.attacks import Interval
-from privet.privacy import Spent, delta_warning
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES
+from privet.privacy import Claimed, Spent, delta_warning
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES
 from privet.report import words
 from privet.report.record import RunRecord
 
@@ -16,8 +16,10 @@ def released(record: RunRecord) -> str:
     return "synthetic data set" if record.synthetic else "trained model"
 
 
-def standing(spent: Spent) -> words.Standing:
-    """How the whole statement is shown."""
+def standing(record: RunRecord, spent: Spent) -> words.Standing:
+    """How the whole statement is shown; an audit that refutes it counts for more than its proof."""
+    if any(audit.refuted for audit in record.audits) and not isinstance(spent.guarantee, Claimed):
+        return words.REFUTED
     if not math.isfinite(spent.epsilon):
         return words.UNPROTECTED
     return words.standing(spent.guarantee, vacuous=spent.vacuous)
@@ -25,14 +27,16 @@ def standing(spent: Spent) -> words.Standing:
 
 def title(record: RunRecord, spent: Spent) -> str:
     """The title of the run; what is not protected is not called private in it."""
-    return record.title if standing(spent).protects else record.title.replace("private ", "", 1)
+    return record.title if standing(record, spent).protects else record.title.replace("private ", "", 1)
 
 
 def opening(record: RunRecord, spent: Spent) -> str:
     """The words before the ledger's own sentence."""
-    what, shown = released(record), standing(spent)
+    what, shown = released(record), standing(record, spent)
     if shown.kind == "open":
         return f"The {what} is not differentially private:"
+    if shown.kind == "refuted":
+        return f"An audit refutes that the {what} is differentially private as stated:"
     if shown.kind == "claimed":
         nothing = ", and the claim promises nothing" if shown.vacuous else ""
         return f"The {what} is only claimed to be differentially private{nothing}:"
@@ -54,9 +58,14 @@ def calibrated(other: Spent | None, spent: Spent) -> str:
 def meaning(record: RunRecord, spent: Spent) -> str:
     """What the statement promises to one person."""
     what = released(record).split(maxsplit=1)[-1]
-    shown = standing(spent)
+    shown = standing(record, spent)
     if shown.kind == "open":
         return f"Nothing limits what the {what} may reveal about a {spent.unit}."
+    if shown.kind == "refuted":
+        return (
+            f"The statement does not hold: the code that made the {what} reveals more about a {spent.unit} than it allows. "
+            f"Do not release the {what}."
+        )
     found = spent.meaning
     inside, outside = f"those whose {spent.unit} was used", f"those whose {spent.unit} was not used"
     used = "used"
@@ -92,9 +101,9 @@ def data(record: RunRecord, spent: Spent) -> str:
     about = record.data
     said = f"{about.training_records:,} training {about.unit}s"
     if about.public:
-        protected = ", which are protected" if standing(spent).protects else ""
+        protected = ", which are protected" if standing(record, spent).protects else ""
         return f"{said}{protected}, and {about.test_records:,} test records, which are public"
-    if not standing(spent).protects:
+    if not standing(record, spent).protects:
         return said
     if about.unprotected:
         return f"{said}, which are protected"
@@ -107,10 +116,15 @@ def data(record: RunRecord, spent: Spent) -> str:
 
 
 def not_for_release(record: RunRecord) -> str:
-    """A sentence about a run that must not be released; empty where nothing speaks against it."""
-    if not record.seeded:
-        return ""
-    return "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
+    """Why the run must not be released, in a sentence or two; empty where nothing speaks against it."""
+    said = []
+    if any(audit.refuted for audit in record.audits):
+        said.append("NOT FOR RELEASE: an audit refutes the statement of this run.")
+    if record.seeded:
+        said.append(
+            "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
+        )
+    return " ".join(said)
 
 
 def accuracy_interval(record: RunRecord) -> Interval | None:
@@ -123,8 +137,10 @@ def measured(record: RunRecord) -> str:
     """How well the release does, in a sentence that may be published."""
     found = record.released_utility
     whose = "of a model that was trained on the synthetic data alone" if record.synthetic else "of the model"
-    if found is None and record.data.public:  # a record of version 0.1.0
+    if found is None and record.data.public and record.test_accuracy is not None:  # a record of version 0.1.0
         return f"The accuracy {whose} is {words.share(record.test_accuracy)}, measured on the test records."
+    if record.test_accuracy is None:
+        return f"The accuracy {whose} was not measured."
     if found is None:
         return (
             f"The accuracy {whose} was not measured in a way that may be published: exact figures of private records stay "

@@ -5,22 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
-from privet.data.whole import write_whole
 from privet.errors import InputError
-from privet.models import model_named, model_names
+from privet.models import recorded_model
 from privet.report.record import RunRecord
-
-FILE = "model.safetensors"
-
-
-def save_weights(model: nn.Module, folder: Path) -> str:
-    """Write the model's parameters and buffers; gives the file's name, for the record."""
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    write_whole(folder / FILE, save(weights), mode=0o644)  # the release: everybody may read it
-    return FILE
 
 
 def load_model(record: RunRecord, folder: Path, model: str = "") -> nn.Module:
@@ -30,15 +20,13 @@ def load_model(record: RunRecord, folder: Path, model: str = "") -> nn.Module:
     """
     if not record.model.weights:
         raise InputError(f"{folder}: this run kept no weights, so there is no model to load; run the command again.")
-    name = model or record.model.name
-    if name.startswith("py:") and not model:
-        raise InputError(f"{folder}: the run has a model of your own, {name}: name it again with --model {name}.")
-    if not model and name not in model_names():
-        known = ", ".join(model_names())
-        raise InputError(f"{folder}: there is no model {name!r} in this version of Privet; it has {known}.")
+    try:
+        builder = recorded_model(record.model.name, model)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
     path = folder / record.model.weights
     try:
-        made: nn.Module = model_named(name)(**record.model.arguments)
+        made: nn.Module = builder(**record.model.arguments)
         made.load_state_dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{path}: the weights of the run are missing; run the command again.") from None

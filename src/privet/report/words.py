@@ -31,8 +31,8 @@ from privet.privacy.events import (
     Under,
 )
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES, VACUOUS_TRUE_POSITIVES
 from privet.privacy.spent import round_up
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES, VACUOUS_TRUE_POSITIVES
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Standing:
     @property
     def look(self) -> str:
         """What chooses the frame and the colours: the kind, or "vacuous" for what is proved and promises nothing."""
+        if self.kind == "refuted":
+            return "open"
         return "vacuous" if self.vacuous and self.kind in ("proved", "assumed") else self.kind
 
     @property
@@ -57,6 +59,12 @@ class Standing:
 
 
 UNPROTECTED = Standing("open", "No protection", "!", "At least one use of the data has no finite cost.", vacuous=True)
+REFUTED = Standing(
+    "refuted",
+    "Refuted by an audit",
+    "✗",
+    "An audit of this run shows a larger epsilon than its statement allows: the statement is wrong, whatever stands behind it.",
+)
 VACUOUS = (
     f"It is vacuous: it allows an attack that finds {100 * VACUOUS_TRUE_POSITIVES:g} % or more of the records that were used, "
     f"while it wrongly names 1 in {round(1 / VACUOUS_FALSE_POSITIVES):,} of those that were not."

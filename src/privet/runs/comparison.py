@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privet.attacks.result import Rate
-from privet.attacks.roc import Interval
 from jinja2 import ChoiceLoader, PackageLoader
 from markupsafe import Markup
 
+from privet.attacks.result import Rate
+from privet.attacks.result import Interval
 from privet.audit import Audit
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.errors import InputError, PrivetError
+from privet.io import MisfitError, build
 from privet.privacy import Spent, Together
 from privet.privacy.spent import round_up
 from privet.report import OtherRun, RunRecord, figures, renew, words
 from privet.report.others import distinct, find_others, of_folder, together
-from privet.io.plain import MisfitError, build
 from privet.report.page import environment
 from privet.report.statement import accuracy_interval, standing
 from privet.runs.job import Job, Row
@@ -42,7 +42,9 @@ class Compared:
 
     @property
     def standing(self) -> words.Standing | None:
-        return standing(self.spent) if self.spent is not None else None
+        if self.record is None or self.spent is None:
+            return None
+        return standing(self.record, self.spent)
 
     @property
     def holds(self) -> bool:
@@ -106,7 +108,7 @@ class Comparison:
     def best(self) -> Compared | None:
         """The most accurate of those whose statement holds."""
         sound = [outcome for outcome in self.outcomes if outcome.holds]
-        return max(sound, key=lambda outcome: outcome.record.accuracy if outcome.record else 0.0, default=None)
+        return max(sound, key=lambda outcome: (outcome.record and outcome.record.accuracy) or 0.0, default=None)
 
     @property
     def internal_mode(self) -> int:
@@ -222,6 +224,6 @@ def _resolved(outcome: Compared) -> bool:
 
 def _drawn(outcome: Compared) -> figures.Measured:
     record, interval = outcome.record, outcome.interval
-    assert record is not None
+    assert record is not None and record.accuracy is not None
     low, high = (interval.low, interval.high) if interval is not None else (record.accuracy, record.accuracy)
     return figures.Measured(outcome.row.title, record.accuracy, low, high, outcome.holds)

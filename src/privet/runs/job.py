@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from privet.data import Dataset
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.errors import InputError
-from privet.io.plain import MisfitError, build
+from privet.io import MisfitError, build
 from privet.methods import METHODS, DataSpec, Method, Public, Task, method_for, settings_of
 from privet.runs.runner import Measuring
 from privet.training import BudgetExhausted
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 JOB, ROW, CLOCK = "job.json", "row.json", "clock.txt"
 _SECONDS = 1.0
@@ -49,7 +49,7 @@ class Job:
     public: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     own_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    measuring: Measuring = Measuring()
+    measuring: Measuring = field(default_factory=Measuring)
     plugins: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
@@ -93,14 +93,16 @@ def _current(plain: Any) -> Any:
     if not isinstance(plain, dict) or "source" not in plain:
         return plain
     names = ("source", "schema", "header", "user", "public_size", "hold_out", "unprotected_test", "note")
-    kept = {name: plain[name] for name in ("epsilon", "delta", "methods", "minutes", "seed", "public", "command") if name in plain}
+    kept = {
+        name: plain[name]
+        for name in ("epsilon", "delta", "methods", "minutes", "seed", "public", "command")
+        if name in plain
+    }
     settings = {"recipe": plain["recipe"]} if plain.get("recipe") else {}
     return kept | {"data": {name: plain[name] for name in names if name in plain}, "settings": settings}
 
 
-def fitting(
-    task: Task, *, every: bool = False
-) -> tuple[list[str], dict[str, str]]:
+def fitting(task: Task, *, every: bool = False) -> tuple[list[str], dict[str, str]]:
     """The methods that take part by default, or every one that fits; and why the others do not."""
     keys, left_out = [], {}
     for key, method in METHODS.items():

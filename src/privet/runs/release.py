@@ -17,11 +17,11 @@ from torch import Tensor
 from privet import data
 from privet.data import Categorical, Numeric, Schema
 from privet.data.idx import write_idx
-from privet.data.whole import write_whole
+from privet.io import write_whole
 from privet.errors import InputError
 from privet.methods.synthetic import Synthetic
 from privet.report import SyntheticSummary
-from privet.synthesis.pictures import draw_samples
+from privet.attacks.pictures import draw_samples
 
 FOLDER = "release"
 CARD = "README.md"

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from privet.attacks import Target, attack_named
+from privet.attacks.pictures import write_internal
 from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
 from privet.methods.method import Context, Method, Outcome, Task, TrainedModel, plain_settings
@@ -34,13 +35,13 @@ from privet.report import (
     save_weights,
     versions,
 )
-from privet.report.data_mark import mark_of
-from privet.runs.release import write_internal, write_release
+from privet.report.others import mark_of
+from privet.runs.release import write_release
 from privet.runs.students import Student, check_students, default_students, train_student
 from privet.training.folder import LEDGER, RunFolder, remove_working_files
 from privet.training.identity import plain
 from privet.training.logs import logged
-from privet.training.standing import OnStep
+from privet.training.logs import OnStep
 
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
@@ -124,8 +125,8 @@ def run(
         model=ModelSummary("", 0),
         settings=outcome.settings,
         history=_epochs(outcome.history),
-        test_accuracy=0.0,
-        training_accuracy=0.0,
+        test_accuracy=None,
+        training_accuracy=None,
         internal=outcome.internal,
         place=outcome.noise_path or method.noise_path,
         accountant=outcome.accountant,
@@ -227,10 +228,8 @@ def _measured_data(
     said = {f"Student {s.name}": f"{100 * s.accuracy(dataset.test):.2f} % of the test records right" for s in trained}
     internal = {} if record.data.public else said
     baselines = _baselines(names, dataset, measuring.epochs) if measuring.baseline else {}
-    write_internal(out, made.inputs, dataset, said | baselines)
-    target = Target(
-        dataset.train, dataset.test, synthetic=made.inputs, classes=dataset.classes, shape=dataset.shape
-    )
+    target = Target.of(dataset, synthetic=made.inputs)
+    write_internal(out, target, said | baselines)
     found = []
     for key in measuring.attacks or ("distance",):
         attack = attack_named(key)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privet import models
-from privet.data import Split
+from privet.data import Dataset, Split
 from privet.errors import InputError
-from privet.methods.synthetic import OnStep
-from privet.recipes.prepare import scores
+from privet.methods.preparation import scores
+from privet.methods.recipe import kind_of
+from privet.training.logs import OnStep
 
 NETWORKS = {"cnn": "conv_student", "logistic": "softmax_regression"}
 _BATCH = 128
@@ -49,6 +50,11 @@ class Student:
         return float((self.answers(test) == test.labels).double().mean())
 
 
+def default_students(dataset: Dataset) -> tuple[str, ...]:
+    """The source's two students for images, and the second one for everything else."""
+    return ("cnn", "logistic") if kind_of(dataset.shape) == "images" else ("logistic",)
+
+
 def check_students(names: Sequence[str], shape: tuple[int, ...]) -> Sequence[str]:
     """The names, if there is such a student for records of this shape: asked before the budget is spent."""
     for name in names:
@@ -74,7 +80,7 @@ def train_student(
         arguments = _arguments(name, tuple(examples.shape[1:])) | {"classes": classes}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: nn.Module = getattr(models, NETWORKS[name])(**arguments)
+            model: nn.Module = models.MODELS[NETWORKS[name]](**arguments)
         least = math.ceil(_STEPS[name] / math.ceil(len(examples) / _BATCH))
         fitted = _fitted(model, examples, targets, max(epochs, least), _RATES[name], seed, on_step)
         return Student(name, fitted, arguments)

@@ -16,7 +16,7 @@ from typing import Any
 
 from privet.errors import InputError, PrivetError
 from privet.methods import Power, method_named
-from privet.plugins import load_plugin
+from privet.io.registry import load_plugin
 from privet.report import RunRecord
 from privet.report.record import FILE
 from privet.runs.after import audit_run

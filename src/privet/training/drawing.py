@@ -1,28 +1,34 @@
-"""Drawing: which records come in which step, divided into physical batches and loaded."""
+"""Drawing: the records of each step, divided into physical batches and loaded."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from privet.data.owners import Key, users_within
 from privet.errors import InputError
 from privet.randomness import Randomness, Source
-from privet.sampling import Holdings, load_batches
+from privet.sampling import Holdings, Sampling, Users, UserSampling
+from privet.training.identity import data_fingerprint
 from privet.training.plan import Plan
 from privet.training.step import Step
-from privet.training.streams import same_streams
+from privet.training.surroundings import same_streams
+
+Batch = Any
+"""The collated records of a data set: usually a tuple of tensors."""
+Collate = Callable[[list[Any]], Batch]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A physical batch that was drawn: all of a step, or a part of it."""
+class PhysicalBatch:
+    """A physical batch that was drawn: a whole step, or a part of it."""
 
     step: Step
     records: int
@@ -31,7 +37,7 @@ class Part:
     stream: Tensor | None
     """The state of a seeded sampling stream after this step was drawn."""
     each: int = 1
-    """How many examples there are of each record: more than one where a record is a user."""
+    """The number of examples of each record: more than one where a record is a user."""
 
 
 @dataclass(eq=False)
@@ -39,35 +45,31 @@ class Records:
     """A data set and how it is loaded.
 
     Attributes:
-        dataset: anything that `load_batches` takes.
-        size_is_public: the data set has as many records as the plan says; otherwise it has about so many.
-        physical: at most so many examples in a physical batch, and at least one record's.
-        workers, collate: of the loading.
-        users: who holds which examples, where a record is all that one user holds.
+        dataset: anything that `load_batches` accepts.
+        size_is_public: whether the data set has exactly as many records as the plan says; otherwise it has about as many.
+        physical: the largest number of examples in a physical batch, which has at least one record.
+        workers, collate: as in torch's ``DataLoader``.
+        users: the examples of each user, where a record is all that one user holds.
     """
 
     dataset: Any
     size_is_public: bool = True
     physical: int | None = None
     workers: int = 0
-    collate: Callable[[list[Any]], Any] | None = None
+    collate: Collate | None = None
     users: Holdings | None = None
 
-    def __post_init__(self) -> None:
-        if self.physical is not None and self.physical < 1:
-            raise InputError(f"physical_batch_size must be at least 1, not {self.physical}.")
-
     def __len__(self) -> int:
-        """How many records there are: examples, or users who hold them."""
+        """The number of records: examples, or users."""
         return len(self.dataset) if self.users is None else len(self.users)
 
     @property
     def rehearsed(self) -> int:
-        """How many examples of each record are in a rehearsal."""
+        """The number of examples of each record in a rehearsal."""
         return 1 if self.users is None else min(2, self.users.most)
 
     def sample(self, count: int, seed: int) -> Any:
-        """A batch of `count` records for a rehearsal, drawn apart from the run's randomness: nothing of it is released."""
+        """A batch of `count` records for a rehearsal, drawn without the run's randomness: nothing of it is released."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count].sort().values
         if self.users is not None:
             order = self.users.some(order, self.rehearsed).flatten()
@@ -76,10 +78,10 @@ class Records:
         return batch
 
     def dims(self, batch: Any) -> list[tuple[Tensor, int | None]]:
-        """The tensors of a batch, each with the dimension that holds the records, None where none does.
+        """The tensors of a batch, each with the dimension that holds the records, or None if none does.
 
-        Tensors of a data set hold them in front. What a collate function makes is seen by giving it one record once and
-        twice: the dimension that grows holds the records.
+        Tensors of a data set hold them in the first dimension. A collate function is given one record once and twice: the
+        dimension that grows holds the records.
         """
         tensors = tensors_of(batch)
         if self.collate is None and (hasattr(self.dataset, "batch") or hasattr(self.dataset, "tensors")):
@@ -93,7 +95,7 @@ class Records:
         return list(zip(tensors, grown, strict=True))
 
     def check_collate(self, count: int) -> None:
-        """Raise where a collate function gives a record other rows because of the other records."""
+        """Raise if a collate function gives a record other rows because of the other records."""
         if self.collate is None or count < 2:
             return
         collate = self.collate
@@ -142,11 +144,11 @@ class Records:
                 f"state the public size of the data with public_size=..."
             )
         if self.users is not None and len(self.users.owners) != len(self.dataset):
-            raise InputError("The data set has other examples than it had when its users were found: make a new plan.")
+            raise InputError("The data set has changed since its users were found: make a new plan.")
 
-    def batches(self, plan: Plan, randomness: Randomness, steps: range) -> Iterator[tuple[Part, Any]]:
-        """The physical batches of the steps, drawn and loaded; workers may draw ahead of what was yielded."""
-        parts: deque[Part] = deque()
+    def batches(self, plan: Plan, randomness: Randomness, steps: range) -> Iterator[tuple[PhysicalBatch, Any]]:
+        """The physical batches of the steps, drawn and loaded; workers may draw ahead of the steps."""
+        parts: deque[PhysicalBatch] = deque()
 
         def draw() -> Iterator[Tensor]:
             for number in steps:
@@ -156,14 +158,15 @@ class Records:
                 stream = source.get_state() if isinstance(source, torch.Generator) else None
                 for place, piece in enumerate(pieces):
                     records, each = piece.shape
-                    parts.append(Part(step, records, place == 0, place == len(pieces) - 1, stream, each))
+                    last = place == len(pieces) - 1
+                    parts.append(PhysicalBatch(step, records, place == 0, last, stream, each))
                     yield piece.flatten()
 
         for batch in load_batches(self.dataset, draw(), workers=self.workers, collate=self.collate):
             yield parts.popleft(), batch
 
     def _pieces(self, records: Tensor, source: Source) -> list[Tensor]:
-        """The examples of the records that were drawn, as physical batches with a row for each record."""
+        """The examples of the drawn records, as physical batches with a row for each record."""
         if self.users is None or not len(records):
             drawn: Iterable[Tensor] = [records.unsqueeze(1)]
         else:
@@ -171,6 +174,66 @@ class Records:
         if self.physical is None:
             return list(drawn)
         return [piece for rows in drawn for piece in rows.split(max(self.physical // rows.shape[1], 1))]
+
+
+@dataclass(frozen=True, eq=False)
+class GivenRecords:
+    """The records of a run, from the data set or the loader that was given.
+
+    Attributes:
+        dataset, batch_size, workers, collate: of a loader, its parts: batches are drawn by the plan, and not by the loader.
+        users: the examples of each user, where the user is the unit of privacy.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    workers: int
+    collate: Collate | None
+    users: Holdings | None
+
+    @classmethod
+    def of(cls, dataset: Any, users: Users | Key | None, sampling: Sampling | None) -> GivenRecords:
+        batch_size, workers, collate = None, 0, None
+        if isinstance(dataset, DataLoader):
+            batch_size, workers = dataset.batch_size, dataset.num_workers
+            collate = None if dataset.collate_fn is default_collate else dataset.collate_fn
+            dataset = dataset.dataset
+        if isinstance(dataset, IterableDataset) or not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):
+            raise InputError("The data set must be map-style (len and indexing): a stream cannot be Poisson-sampled.")
+        if users is None:
+            users = users_within(dataset)
+        found = None if users is None else Users.of(users)
+        if isinstance(sampling, UserSampling):
+            if found is None:
+                raise InputError("UserSampling draws users: give users=..., the user of each example.")
+            if isinstance(users, Users) and users.most != sampling.most:
+                raise InputError(
+                    f"users allows {users.most} examples of a user in a step, and sampling {sampling.most}: give one number."
+                )
+            found = replace(found, most=sampling.most)
+        return cls(dataset, batch_size, workers, collate, None if found is None else found.found_in(dataset))
+
+    @property
+    def unit(self) -> str:
+        return "record" if self.users is None else "user"
+
+    @property
+    def records(self) -> int:
+        """The number of records: examples, or users."""
+        return len(self.dataset if self.users is None else self.users)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Fingerprints of the records, by which a resumed run is recognized."""
+        found = {"data": data_fingerprint(self.dataset)}
+        return found if self.users is None else {**found, "users": self.users.fingerprint}
+
+    def loaded(self, size_is_public: bool, physical: int | None, workers: int | None) -> Records:
+        """The records with their way of loading; `workers` defaults to those of the loader."""
+        workers = self.workers if workers is None else workers
+        return Records(self.dataset, size_is_public, physical, workers, self.collate, self.users)
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -189,7 +252,7 @@ def _dim_that_grows(one: torch.Size, two: torch.Size) -> int | None:
 
 
 def other_parts(value: Any) -> str:
-    """What is in a batch beside tensors, in words; empty where there is nothing else."""
+    """A complaint about a part of a batch that is not a tensor; empty if there is none."""
     if isinstance(value, Tensor) or value is None:
         return ""
     if isinstance(value, Mapping):
@@ -197,6 +260,71 @@ def other_parts(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return next((words for item in value if (words := other_parts(item))), "")
     return (
-        f"a part of the batch is no tensor but {type(value).__name__}, which is not followed; make it a tensor in the collate "
+        f"a part of the batch is not a tensor but {type(value).__name__}, which is not followed; make it a tensor in the collate "
         f"function, or leave it out"
     )
+
+
+def load_batches(
+    dataset: Any, index_batches: Iterable[Tensor], *, workers: int = 0, collate: Collate | None = None
+) -> Iterator[Batch]:
+    """The batch for each tensor of indices, in order: one `index_select` for tensors, torch's DataLoader for other data sets.
+
+    An empty tensor of indices gives tensors of length zero.
+
+    `dataset` is a `privet.data.Split`, a ``TensorDataset`` or anything with ``tensors``, or any map-style data set with
+    ``__getitem__`` and ``__len__``, whose records are collated by `collate`, or by torch's defaults.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise InputError("The data set must be map-style (len and indexing): a stream cannot be sampled.")
+    if collate is not None:
+        yield from _collated(dataset, index_batches, workers, collate)
+    elif hasattr(dataset, "batch"):
+        yield from (dataset.batch(indices) for indices in index_batches)
+    elif hasattr(dataset, "tensors"):
+        tensors: tuple[Tensor, ...] = tuple(dataset.tensors)
+        yield from (tuple(t.index_select(0, indices) for t in tensors) for indices in index_batches)
+    else:
+        yield from _collated(dataset, index_batches, workers, default_collate)
+
+
+def _collated(
+    dataset: Dataset[Any], index_batches: Iterable[Tensor], workers: int, collate: Collate
+) -> Iterator[Batch]:
+    yield from DataLoader(
+        dataset,
+        batch_sampler=_IndexLists(indices.tolist() for indices in index_batches),
+        num_workers=workers,
+        collate_fn=_Collate(dataset, collate),
+        generator=torch.Generator(),  # torch's own generator must not be used: a resumed run continues it
+    )
+
+
+class _IndexLists:
+    """A batch sampler over an iterator of the caller: it can be read once."""
+
+    def __init__(self, batches: Iterator[list[int]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches
+
+
+class _Collate:
+    """Collates records; an empty batch has the shapes of a batch of one record, cut to length zero. Shapes are public."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __call__(self, records: list[Any]) -> Batch:
+        return self._collate(records) if records else _emptied(self._collate([self._dataset[0]]))
+
+
+def _emptied(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, dict):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_emptied(value) for value in batch)
+    return batch

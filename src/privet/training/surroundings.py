@@ -1,23 +1,62 @@
-"""What is around a loop before its first batch: tensors that hold no batch, and things that move with its steps."""
+"""The surroundings of a loop: random generators, existing tensors, and objects that change with its steps."""
 
 from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
+import numpy
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 
+class Streams:
+    """The states of torch's, NumPy's and Python's random generators at the time it is created."""
+
+    def __init__(self) -> None:
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def put_back(self) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+        if self._devices:
+            torch.cuda.set_rng_state_all(self._devices)
+
+    def have_moved(self) -> bool:
+        """Whether random numbers were drawn since."""
+        arrays = zip(self._numpy, numpy.random.get_state(), strict=True)
+        return (
+            not torch.equal(self._torch, torch.get_rng_state())
+            or self._python != random.getstate()
+            or not all(numpy.array_equal(one, other) for one, other in arrays)
+        )
+
+
+@contextmanager
+def same_streams() -> Iterator[Streams]:
+    """Afterward, the generators are in the states in which they were before."""
+    streams = Streams()
+    try:
+        yield streams
+    finally:
+        streams.put_back()
+
+
 @dataclass(frozen=True, eq=False)
 class Moving:
-    """Something that a loop's body may move, with how it is saved and put back."""
+    """An object that the body of a loop may change, with functions to save and to restore it."""
 
     save: Callable[[], Any]
     restore: Callable[[Any], Any]
@@ -25,9 +64,11 @@ class Moving:
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """Attributes:
-    tensors: all tensors that exist.
-    moving: schedules of the optimizers, averages of models, and the settings of the optimizers.
+    """What exists before the first batch of a loop.
+
+    Attributes:
+        tensors: all tensors that exist; they hold no record of a batch.
+        moving: schedules of the optimizers, averages of models, and the settings of the optimizers.
     """
 
     tensors: tuple[Tensor, ...]
@@ -38,7 +79,7 @@ class Surroundings:
         tensor, movable = _kinds(Tensor), _kinds(LRScheduler) | _kinds(AveragedModel)
         either = tensor | movable
         things = gc.get_objects()
-        # Some hundred thousand things: without a step of Python for each of them.
+        # There are some hundred thousand objects: this avoids a step of Python for each of them.
         found = list(compress(things, map(either.__contains__, map(type, things))))
         moving = [_settings(optimizer) for optimizer in optimizers]
         moving += [_stateful(thing) for thing in found if type(thing) in movable]
@@ -46,7 +87,7 @@ class Surroundings:
 
 
 def _kinds(kind: type) -> set[type]:
-    """A class and all that inherit from it."""
+    """A class and all classes that inherit from it."""
     found: set[type] = {kind}
     each: type
     for each in type.__subclasses__(kind):
@@ -59,7 +100,7 @@ def _stateful(thing: Any) -> Moving:
 
 
 def _settings(optimizer: Optimizer) -> Moving:
-    """Rates and the like, which a schedule sets."""
+    """Learning rates and other settings, which a schedule sets."""
 
     def save() -> list[dict[str, Any]]:
         return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from privet.audit.laboratory import Station
-from privet.audit.stations.models import Padded, Twins, WithBuffer, linear
-from privet.audit.stations.records import one, short
-from privet.audit.stations.releases import ClassCounts, HeldOut, Teachers
-from privet.audit.stations.training import LOUD, Training, plain_loss
+from privet.audit.bounds import ClopperPearson, TwoSampleBound
+from privet.audit.laboratory import Seen, Station
+from privet.audit.result import Claimed
+from privet.audit.stations.training import LOUD, Padded, Training, Twins, WithBuffer, linear, one, plain_loss, short
 from privet.clipping import AdaptiveClipping
+from privet.data import Dataset, Split, with_test_records
 from privet.privacy import Schedule
+from privet.training import Performance
 
 
 def _momentum(model: nn.Module) -> Optimizer:
@@ -22,7 +24,7 @@ def _momentum(model: nn.Module) -> Optimizer:
 
 
 def _turning(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    """The gradient of a record turns round in each step, as that of a record that was fitted does."""
+    """The gradient of a record changes its sign in each step, as that of a fitted record may."""
     return plain_loss(model, x, step) * (-1.0) ** step
 
 
@@ -30,8 +32,8 @@ def _viewed(model: nn.Module, x: Tensor, step: int) -> Tensor:
     return plain_loss(model, x.repeat_interleave(4, 0), step)
 
 
-def path_stations() -> tuple[Station, ...]:
-    """The parts of the library's own path: a sound library trains here, and is not refuted."""
+def own_stations() -> tuple[Station, ...]:
+    """The library's own stations of that kind; see `privet.audit.stations.path_stations` for all."""
     root2 = math.sqrt(0.5)
     return (
         Training("one step", "too little noise, or a record that counts more than once", linear, short(), one()),
@@ -86,7 +88,7 @@ def path_stations() -> tuple[Station, ...]:
             linear,
             short(),
             one(),
-            settings={"physical_batch_size": 1},
+            settings={"performance": Performance(physical_batch_size=1)},
         ),
         Training(
             "moved clipping norm",
@@ -163,7 +165,37 @@ def path_stations() -> tuple[Station, ...]:
             one(float("nan")),
             effort=0.25,
         ),
-        Teachers(),
-        ClassCounts(),
         HeldOut(),
     )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The split of a private file: another record must not move any record into or out of the training part."""
+
+    name: str = "the split of a file"
+    looks_for: str = "a split that another record changes"
+    effort: float = 0.05
+
+    def claimed(self) -> Claimed:
+        return 0.0
+
+    def bound(self, confidence: float) -> TwoSampleBound:
+        return ClopperPearson(0.0, confidence)
+
+    def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
+        generator = torch.Generator().manual_seed(seed // 2)
+        inputs = torch.rand(60, 2, generator=generator)
+        labels = torch.randint(2, (60,), generator=generator)
+        file = Split(inputs, labels)
+        more = Split(
+            torch.cat([torch.full((1, 2), 2.0), inputs]), torch.cat([torch.zeros(1, dtype=torch.int64), labels])
+        )
+        parts = [_training_part(one) for one in (file, more)]
+        moved = len((parts[0] ^ parts[1]) - {(2.0, 2.0)})
+        return Seen(faults=(f"another record moved {moved} of 60 records",) if moved else ())
+
+
+def _training_part(file: Split) -> set[tuple[float, ...]]:
+    divided = with_test_records(Dataset("file", ("a", "b"), {"train": file}), "file")
+    return {tuple(row) for row in divided.train.inputs.tolist()}

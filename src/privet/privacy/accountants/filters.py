@@ -1,4 +1,4 @@
-"""Privacy filters: what holds when the noise, the steps or the end of a run were chosen after earlier releases were seen."""
+"""Privacy filters: the cost of a run whose noise, steps or end were chosen after earlier releases were seen."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
-from privet.privacy.accountants._base import Accountant, Tally, UnsupportedEventError
-from privet.privacy.accountants._forms import bare, gaussian_multiplier
+from privet.privacy.accountants.base import Accountant, Tally, UnsupportedEventError
+from privet.privacy.accountants.forms import bare, gaussian_multiplier
 from privet.privacy.accountants.gdp import gdp_delta, gdp_epsilon, total_mu
 from privet.privacy.accountants.rdp import divergences
 from privet.privacy.events import Event, PaddedPoisson
-from privet.privacy.pld.framing import renyi_epsilon
-from privet.privacy.relations import Relation
+from privet.privacy.guarantees import Relation
+from privet.privacy.pld.composition import renyi_epsilon
 from privet.privacy.spent import Spent
 
 
@@ -21,15 +21,16 @@ class Filter(Accountant):
     """The cost of releases whose parameters depended on earlier ones.
 
     Args:
-        order: of a Renyi filter; None is the Gaussian filter, for releases that are all Gaussian and unsampled.
-        limit: the most that the divergences of that order, or the root of the sum of 1/sigma^2, may come to. With it, epsilon is
-            what the limit allows. Without it, epsilon is that of the given events: it decides whether one more still fits.
+        order: the order of a Renyi filter; None for the Gaussian filter, if all releases are Gaussian and unsampled.
+        limit: the largest total divergence of that order, or the largest root of the sum of 1/sigma^2. With a limit, epsilon
+            is the cost of the whole limit. Without one, epsilon is the cost of the given events, which decides whether
+            another event still fits.
         relation: the neighbors for which the limit was kept.
 
-    Formal guarantees: if order and limit were fixed before any release, and the releases stay within the limit whatever they
-    show, then everything together has at most that divergence (Feldman and Zrnic 2021), or is at least as private as
-    one Gaussian release of that mu (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). Composing losses numerically
-    (PLD) has no such theorem, so it is not used.
+    Formal guarantees: if order and limit were fixed before any release, and the releases stay within the limit whatever
+    they show, then all releases together have at most that divergence (Feldman and Zrnic 2021), or are at least as private
+    as one Gaussian release of that mu (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). Numerical composition
+    (PLD) has no such theorem, so it is not used here.
     """
 
     key: ClassVar[str] = "filter"
@@ -51,7 +52,7 @@ class Filter(Accountant):
         *,
         gaussian: bool = False,
     ) -> Filter:
-        """The filter that allows a budget, and depends on nothing else."""
+        """The filter for a budget; it depends on nothing else."""
         if gaussian:
             return cls(None, _largest_mu(epsilon, delta), relation)
         order = _order(epsilon, delta)
@@ -68,7 +69,7 @@ class Filter(Accountant):
             known = gaussian_multiplier(leaf, relation) is not None
             return None if known else "the Gaussian filter is for Gaussian releases without sampling"
         if isinstance(bare(leaf), PaddedPoisson):
-            return "an abort's share of delta has no filter here"
+            return "there is no filter for the delta of aborted steps"
         if divergences(leaf, relation, (self.order,)) is None:
             return f"no Renyi divergence is known for it under {relation.value}"
         return None
@@ -76,11 +77,11 @@ class Filter(Accountant):
     def spent(
         self, event: Event, delta: float, relation: Relation | str = Relation.ADD_REMOVE, *, unit: str = "record"
     ) -> Spent:
-        # Without the event, which does not show that it was chosen: no other theorem may say what it means.
+        # The event does not show that it was chosen adaptively, so leave it out: no other theorem may interpret it.
         return replace(super().spent(event, delta, relation, unit=unit), accountant=self.theorem, event=None)
 
     def used(self, events: Tally, relation: Relation) -> float:
-        """What the events come to, in the units of the limit."""
+        """The total of the events, in the units of the limit."""
         if self.order is None:
             return total_mu(events, relation)
         singles = ((divergences(leaf, relation, (self.order,)), count) for leaf, count in events)
@@ -92,12 +93,12 @@ class Filter(Accountant):
             return used
         if used > self.limit * (1 + 1e-9):
             raise UnsupportedEventError(
-                f"The run used {used:.6g} of the {self.limit:.6g} that its {self.theorem} allows: it did not keep to the "
-                "filter, so nothing is proved."
+                f"The run used {used:.6g}, but its {self.theorem} allows {self.limit:.6g}: it did not keep to the filter, so "
+                "nothing is proved."
             )
         return self.limit
 
-    def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
+    def bound_epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
         total = self._total(events, relation)
         if delta == 0 or math.isinf(total):
             return math.inf
@@ -105,7 +106,7 @@ class Filter(Accountant):
             return gdp_epsilon(total, delta)
         return max(0.0, renyi_epsilon((self.order - 1) * total, self.order - 1, math.log(delta)))
 
-    def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
+    def bound_delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
         total = self._total(events, relation)
         if math.isinf(total):
             return 1.0
@@ -123,7 +124,7 @@ def _rho(order: float, epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _order(epsilon: float, delta: float) -> float:
-    """The order at which Gaussian noise may be smallest."""
+    """The order that allows the smallest Gaussian noise."""
     orders = [1 + step / 10 for step in range(1, 100)] + [float(order) for order in range(11, 513)]
     return max(orders, key=lambda order: _rho(order, epsilon, delta) / order)
 

@@ -1,12 +1,13 @@
-"""Connecting the dots: a pair's privacy loss on a grid, exact at the grid's points and an upper bound between them.
+"""Connecting the dots: privacy losses on a grid, exact at the grid's points and an upper bound between them.
 
-Doroshenko, Ghazi, Kamath, Kumar and Manurangsi (2022). Each cell's mass m under P is split between its two ends so that the
-mass n under Q is kept too: then the hockey-stick divergence is right at every end, and linear in e^epsilon between.
+Doroshenko, Ghazi, Kamath, Kumar and Manurangsi (2022). The mass of each cell under P is split between its two ends so that
+its mass under Q is preserved too. Then the hockey-stick divergence is exact at every end, and linear in e^epsilon between.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -17,10 +18,10 @@ from privet.privacy.pld.pairs import Array, Pair, Span
 
 @dataclass(frozen=True, eq=False)
 class Dots:
-    """A discretised privacy loss: masses at first * step, (first + 1) * step, ...
+    """A discretized privacy loss: masses at first * step, (first + 1) * step, ...
 
-    Formal guarantees: composing these, with the mass `truncated` taken for infinite loss, bounds the composition of the finite
-    losses of the pairs from above, at every epsilon. The pairs' own infinite losses are counted by the engine.
+    Formal guarantees: composing these, with the mass `truncated` counted as infinite loss, gives an upper bound for the
+    composition of the finite losses of the pairs, at every epsilon. The engine counts the infinite losses of the pairs.
     """
 
     first: int
@@ -30,13 +31,13 @@ class Dots:
 
     @cached_property
     def excess(self) -> float:
-        """How far the finite masses are from 1, by truncation."""
+        """The sum of the finite masses minus 1, which is not 0 because of truncation."""
         return float(self.mass.sum() - 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The masses of a pair on a grid, from which the dots of both directions and of coarser grids follow."""
+    """The masses of a pair on a grid; the dots of both directions and of coarser grids follow from them."""
 
     first: int
     step: float
@@ -54,7 +55,7 @@ class Cells:
 
     @property
     def divisible(self) -> bool:
-        """Whether the grid can still be made coarser three times (for a search, and then for an estimate of its error)."""
+        """Whether the grid can be made coarser three times, for a search and an estimate of its error."""
         return (len(self.p) - 2) % 8 == 0 and self.first % 8 == 0
 
     @cached_property
@@ -78,7 +79,7 @@ def _dots(first: int, step: float, p: Array, q: Array) -> Dots:
     with np.errstate(over="ignore", invalid="ignore"):
         lower = (counterpart * np.exp(ends) - inside) / np.expm1(step)
     if ends[-1] > 700:
-        # Where e^loss overflows the whole mass goes to the upper end, which is the pessimistic one.
+        # Where e^loss overflows, the whole mass goes to the upper end, which is pessimistic.
         lower[~np.isfinite(lower)] = 0.0
     lower = np.minimum(np.maximum(lower, 0.0), inside)
     mass = np.zeros(len(inside) + 1)
@@ -94,7 +95,7 @@ def span_of(pair: Pair, tail: float) -> Span:
 
 
 def cells_of(pair: Pair, step: float, tail: float, block: int) -> Cells:
-    """The cells of `pair` on the multiples of `step`, leaving at most `tail` outside, in whole blocks of that many cells."""
+    """The cells of `pair` on the multiples of `step`, in whole blocks of `block` cells, with at most `tail` outside."""
     span = span_of(pair, tail)
     first = block * math.floor(span.low / step / block)
     last = block * max(math.ceil(span.high / step / block), first // block + 1)
@@ -103,7 +104,7 @@ def cells_of(pair: Pair, step: float, tail: float, block: int) -> Cells:
 
 @lru_cache(maxsize=1024)
 def _cells(pair: Pair, step: float, first: int, last: int, low_closed: bool, high_closed: bool) -> Cells:
-    # Found again by its ends, not by the tail: of bounded losses they stay the same as a run goes on.
+    # Cached by the ends and not by the tail: for bounded losses the ends stay the same as a run goes on.
     p, q = pair.cells(grid(first, step, last - first + 1))
     p, q = np.maximum(p, 0.0), np.maximum(q, 0.0)
     for mass in (p, q):
@@ -114,3 +115,98 @@ def _cells(pair: Pair, step: float, first: int, last: int, low_closed: bool, hig
             mass[-2] += mass[-1]
             mass[-1] = 0.0
     return Cells(first, step, p, q)
+
+
+_LARGEST_MATRIX = 1 << 22
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """A tilt of the composed loss: ln of its moment, and the mean and deviation of the tilted loss."""
+
+    at: float
+    log_moment: float
+    mean: float
+    deviation: float
+
+
+class Stack:
+    """Steps to compose: dots on one grid, each with its count; their moments are one matrix product if that fits."""
+
+    def __init__(self, steps: Sequence[tuple[Dots, int]]) -> None:
+        self.steps = tuple(steps)
+        self.step = steps[0][0].step
+        self.counts = np.array([count for _, count in steps], dtype=np.float64)
+        self.total = sum(count for _, count in steps)
+        self.truncated = math.fsum(count * dots.truncated for dots, count in steps)
+        self.lowest = sum(count * dots.first for dots, count in steps)
+        self.support = sum(count * (len(dots.mass) - 1) for dots, count in steps) + 1
+        first = min(dots.first for dots, _ in steps)
+        last = max(dots.first + len(dots.mass) for dots, _ in steps)
+        self._blocks: list[tuple[Array, Array, Array, Array]] = []
+        if len(steps) * (last - first) <= _LARGEST_MATRIX:
+            matrix = np.zeros((len(steps), last - first))
+            for row, (dots, _) in zip(matrix, steps, strict=True):
+                row[dots.first - first : dots.first - first + len(dots.mass)] = dots.mass
+            excess = np.array([dots.excess for dots, _ in steps])
+            self._blocks.append((grid(first, self.step, last - first), matrix, excess, self.counts))
+        else:
+            for i, (dots, _) in enumerate(steps):
+                losses = grid(dots.first, self.step, len(dots.mass))
+                self._blocks.append((losses, dots.mass[None, :], np.array([dots.excess]), self.counts[i : i + 1]))
+
+    def log_moment(self, at: float) -> float:
+        """K(at) = sum of ln E[e^(at L)]: `at` times the Renyi divergence of order at + 1."""
+        total = 0.0
+        for losses, matrix, excess, counts in self._blocks:
+            grown = _grown(at, losses)
+            moments = _log_moments_slowly(at, losses, matrix) if grown is None else np.log1p(matrix @ grown + excess)
+            total += float(counts @ moments)
+        return total
+
+    def tilt(self, at: float) -> Tilt:
+        moment = mean = variance = 0.0
+        for losses, matrix, excess, counts in self._blocks:
+            grown = _grown(at, losses)
+            if grown is None:
+                moments = _log_moments_slowly(at, losses, matrix)
+                with np.errstate(divide="ignore"):
+                    weights = np.exp(np.log(matrix) + at * losses - moments[:, None])
+                means, squares = weights @ losses, weights @ losses**2
+            else:
+                weights = grown + 1.0
+                columns = np.stack((grown, weights * losses, weights * losses**2), axis=1)
+                ones, means, squares = (matrix @ columns).T
+                moments = np.log1p(ones + excess)
+                scale = np.exp(-moments)
+                means, squares = means * scale, squares * scale
+            moment += float(counts @ moments)
+            mean += float(counts @ means)
+            variance += float(counts @ np.maximum(squares - means**2, 0.0))
+        return Tilt(at, moment, mean, math.sqrt(variance))
+
+
+def tilted(dots: Dots, at: float) -> Array:
+    """The masses weighted by e^(at L), normalized."""
+    exponent = at * grid(dots.first, dots.step, len(dots.mass))
+    if max(exponent[0], exponent[-1]) < 600:
+        weights = dots.mass * np.exp(exponent)
+    else:
+        with np.errstate(divide="ignore"):
+            exponent = exponent + np.log(dots.mass)
+        weights = np.exp(exponent - exponent.max())
+    return np.asarray(weights / weights.sum())
+
+
+def _grown(at: float, losses: Array) -> Array | None:
+    """e^(at l) - 1, which keeps the digits of a moment that is barely above 1; None if it overflows."""
+    if max(at * losses[0], at * losses[-1]) >= 600:
+        return None
+    return np.asarray(np.expm1(at * losses))
+
+
+def _log_moments_slowly(at: float, losses: Array, matrix: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        exponents = np.log(matrix) + at * losses
+    top = exponents.max(axis=1)
+    return np.asarray(top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))

@@ -1,27 +1,28 @@
-"""Dominating pairs: two distributions P (with the record) and Q (without it) that no neighbours are easier to tell apart than.
+"""Dominating pairs: P (with the record) and Q (without it), which are at least as easy to tell apart as any neighbors.
 
-A pair says how much mass P and Q give to each cell of a grid of privacy losses L = ln(dP/dQ). That is all that
-connecting the dots needs, for both directions: the reverse pair (Q, P) has the same cells mirrored.
+A pair gives the masses of P and Q in each cell of a grid of privacy losses L = ln(dP/dQ). Connecting the dots needs nothing
+else, for both directions: the reverse pair (Q, P) has the same cells mirrored.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri_exp
+from scipy.special import betainc, gammainc, gammainccinv, gammaincinv, ndtr, ndtri_exp
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Span:
-    """The losses that matter: P puts at most the asked tail above `high`, Q at most that below `low`.
+    """The range of losses that matters: P has at most a given tail above `high`, and Q at most that tail below `low`.
 
-    A closed end is the end of the support: no loss at all lies beyond it.
+    A closed end is the end of the support: there is no loss beyond it.
     """
 
     low: float
@@ -31,7 +32,7 @@ class Span:
 
 
 class Pair(Protocol):
-    """A dominating pair, hashable so that its discretisation can be cached."""
+    """A dominating pair, hashable so that its discretization can be cached."""
 
     @property
     def symmetric(self) -> bool:
@@ -40,7 +41,7 @@ class Pair(Protocol):
 
     @property
     def infinite(self) -> tuple[float, float]:
-        """The mass of infinite loss, under P and (for the reverse pair) under Q."""
+        """The mass of infinite loss under P, and for the reverse pair under Q."""
         ...
 
     def __hash__(self) -> int: ...
@@ -50,13 +51,13 @@ class Pair(Protocol):
     def cells(self, edges: Array) -> tuple[Array, Array]:
         """The masses under P and under Q of L <= edges[0], of each (edges[i], edges[i+1]], and of L > edges[-1].
 
-        Infinite losses are in none of them: what only P or only Q has stands in `infinite`.
+        Infinite losses are not included: outcomes that only P or only Q has are counted in `infinite`.
         """
         ...
 
 
 def normal_cells(x: Array, mean: float = 0.0) -> Array:
-    """The masses of N(mean, 1) between the ascending points x, each to full relative precision in either tail."""
+    """The masses of N(mean, 1) between the ascending points x, with full relative precision in both tails."""
     z = np.concatenate(([-np.inf], x - mean, [np.inf]))
     tail = ndtr(-np.abs(z))
     masses = np.abs(tail[1:] - tail[:-1])
@@ -90,7 +91,7 @@ class GaussianPair:
 
 @dataclass(frozen=True)
 class AtomsPair:
-    """Finitely many outcomes of probabilities p and q, and outcomes of infinite loss on either side."""
+    """Finitely many outcomes with probabilities p and q, and outcomes of infinite loss on either side."""
 
     losses: tuple[float, ...]
     p: tuple[float, ...]
@@ -108,7 +109,7 @@ class AtomsPair:
 
 
 def response_pair(epsilon: float, delta: float = 0.0) -> AtomsPair:
-    """Randomised response, which dominates every (epsilon, delta)-DP mechanism (Kairouz, Oh and Viswanath)."""
+    """Randomized response, which dominates every (epsilon, delta)-DP mechanism (Kairouz, Oh and Viswanath)."""
     yes = (1 - delta) / (1 + math.exp(-epsilon))
     no = (1 - delta) * math.exp(-epsilon) / (1 + math.exp(-epsilon))
     return AtomsPair((-epsilon, epsilon), (no, yes), (yes, no), (delta, delta))
@@ -146,8 +147,8 @@ class LaplacePair:
 class PoissonPair:
     """(1-q) Q + q P against Q, for a record that is sampled with probability q: L' = ln(1 - q + q e^L).
 
-    Formal guarantees: dominates removal for Poisson sampling, and its reverse dominates addition, if `base` is
-    symmetric and dominates the mechanism (Zhu, Dong and Wang 2022, theorem 11).
+    Formal guarantees: dominates removing a record under Poisson sampling, and its reverse dominates adding one, if `base`
+    is symmetric and dominates the mechanism (Zhu, Dong and Wang 2022, theorem 11).
     """
 
     base: Pair
@@ -160,7 +161,7 @@ class PoissonPair:
         return self.rate * self.base.infinite[0], 0.0
 
     def span(self, tail: float) -> Span:
-        # The mixture gives the upper tail both q P and (1-q) Q; the latter is the smaller for positive losses.
+        # The upper tail of the mixture is q P + (1-q) Q; the second part is smaller for positive losses.
         base = self.base.span(tail)
         high = self._sampled(base.high)
         if self.base.infinite[1]:
@@ -170,10 +171,10 @@ class PoissonPair:
     def cells(self, edges: Array) -> tuple[Array, Array]:
         with np.errstate(divide="ignore", over="ignore"):
             inner = np.log1p(np.maximum(np.expm1(edges) / self.rate, -1.0))
-        # e^l overflows for losses that only tiny noise can reach: ln((e^l - 1 + q)/q) = l - ln q there.
+        # e^l overflows for the losses of tiny noise, where ln((e^l - 1 + q)/q) = l - ln q.
         inner = np.where(edges > 500, edges - math.log(self.rate), inner)
         p, q = self.base.cells(inner)
-        # What only Q has: wherever the edges lie, its cell is that of ln(1 - q).
+        # Outcomes that only Q has are in the cell of ln(1 - q), wherever the edges are.
         q[np.searchsorted(edges, math.log1p(-self.rate), side="left")] += self.base.infinite[1]
         return (1 - self.rate) * q + self.rate * p, q
 
@@ -185,7 +186,7 @@ class PoissonPair:
 class ReplacedPoissonGaussianPair:
     """(1-q) N(0,1) + q N(mu,1) against (1-q) N(0,1) + q N(-mu,1): a sampled record is replaced by its opposite.
 
-    Formal guarantees: dominates replacing one record for the Poisson-sampled Gaussian (as in dp-accounting).
+    Formal guarantees: dominates replacing one record for the Poisson-sampled Gaussian, as in dp-accounting.
     """
 
     mu: float
@@ -217,12 +218,12 @@ class ReplacedPoissonGaussianPair:
 class ReplacedSamplePair:
     """Replacing one record under sampling without replacement of any mechanism, or under Poisson sampling of a listed one.
 
-    For Poisson sampling the mechanism must be bounded for removing a record too, by no more than for replacing one:
-    `accountants._sampling` lists those that are.
+    For Poisson sampling the mechanism must also be bounded for removing a record, by no more than for replacing one:
+    `accountants.forms` lists such mechanisms.
 
     Formal guarantees: for e^epsilon >= 1 the hockey-stick divergence is at most that of ((1-q) Q + q P, Q), where (P, Q)
     dominates the mechanism for replacing one record (Balle, Barthe and Gaboardi 2018, theorems 9 and 10; Zhu, Dong and Wang
-    2022, theorem 11); for e^epsilon < 1 by symmetry. This is the pair with exactly that divergence.
+    2022, theorem 11). For e^epsilon < 1 this follows by symmetry. This pair has exactly that divergence.
     """
 
     base: Pair
@@ -249,7 +250,7 @@ class ReplacedSamplePair:
         below_p, below_q = sampled.cells(np.concatenate(([0.0], -edges[:down][::-1])))
         p[: down + 1] += below_q[1:][::-1]
         q[: down + 1] += below_p[1:][::-1]
-        # What is left has loss 0, the same mass under both.
+        # The rest has loss 0 and the same mass under both.
         rest = 1.0 - p.sum() - self.infinite[0]
         p[down] += rest
         q[down] += rest
@@ -258,7 +259,7 @@ class ReplacedSamplePair:
 
 @dataclass(frozen=True)
 class OverflowingPair:
-    """A pair, and besides it an event of the given probability of which nothing is known (both directions)."""
+    """A pair together with an outcome of the given probability that may reveal everything, in both directions."""
 
     base: Pair
     overflow: float
@@ -277,3 +278,123 @@ class OverflowingPair:
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         return self.base.cells(edges)
+
+
+_SMOOTH_NODES = 64
+_KINKED_NODES = 192
+_TAIL = 1e-17
+"""The probability of the radii that are left out on either side."""
+_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True)
+class IsotropicPair:
+    """Noise of density ~ exp(-|z|_2) in `dimension` >= 2 coordinates, shifted by a vector of length `shift`.
+
+    With |z| = r ~ Gamma(d) and a uniform direction, L = |z + tau e| - |z| >= t exactly if the cosine between z and e is at
+    least c = (t^2 + 2 r t - tau^2) / (2 r tau), whose tail is an incomplete beta function (Joseph, Kulesza and Yu 2025).
+
+    Formal guarantees: dominates every shift of at most that length: along a line the density is log-concave, so the loss
+    grows with the shift. The masses come from a numerical integration over the radius; a mass of 1e-13 at the largest loss,
+    in either direction, covers its rounding error.
+    """
+
+    shift: float
+    dimension: int
+    symmetric: bool = True
+    infinite: tuple[float, float] = (0.0, 0.0)
+
+    def span(self, tail: float) -> Span:
+        return Span(-self.shift, self.shift, low_closed=True, high_closed=True)
+
+    def cells(self, edges: Array) -> tuple[Array, Array]:
+        above = self._above(edges)
+        p = -np.diff(np.concatenate(([1.0], above, [0.0])))
+        # Q is P mirrored: Q[L <= -t] = P[L >= t].
+        below = self._above(-edges)
+        q = np.diff(np.concatenate(([0.0], below, [1.0])))
+        p, q = np.maximum(p, 0.0), np.maximum(q, 0.0)
+        p[np.searchsorted(edges, self.shift)] += _ROUNDING
+        q[np.searchsorted(edges, -self.shift)] += _ROUNDING
+        return p, q
+
+    def _above(self, losses: Array) -> Array:
+        """P[L > t] for each t."""
+        # In many dimensions nearly all losses are far below the largest one; the rest is covered by the rounding term.
+        reach = _reach(self.shift, self.dimension)
+        out = np.where(losses < 0, 1.0, 0.0)
+        inside = np.flatnonzero((losses >= -reach) & (losses < reach))
+        for some in np.split(inside, range(4096, len(inside), 4096)):
+            out[some] = _share_above(losses[some], self.shift, self.dimension)
+        return np.asarray(np.minimum.accumulate(np.clip(out, 0.0, 1.0)) if losses[0] <= losses[-1] else out)
+
+
+def _share_above(losses: Array, shift: float, dimension: int) -> Array:
+    """P[L > t] for each t between -shift and shift, by numerical integration over the radius.
+
+    For a radius below (shift - t) / 2 the loss is above t in every direction; the integrand has a kink there.
+    """
+    low, high = _ends(dimension)
+    t, half = losses[:, None], (dimension - 1) / 2
+    if shift <= low:
+        radius, weight = _smooth_radii(dimension)
+        return np.asarray(betainc(half, half, _share_of_directions(t, radius, shift)) @ weight)
+    kink = np.clip((shift - t) / 2, low, high)
+    places, weights = _double_exponential()
+    radius = kink + (high - kink) * places
+    weight = (high - kink) * weights * _density(radius, dimension)
+    above = (weight * betainc(half, half, _share_of_directions(t, radius, shift))).sum(1)
+    return np.asarray(gammainc(dimension, kink[:, 0]) + above)
+
+
+def _share_of_directions(t: Array, radius: Array, shift: float) -> Array:
+    """(1 - c) / 2 for the least cosine c at which the loss is above t, factored so that it is exact near t = shift."""
+    return np.asarray(np.clip((shift - t) * (shift + t + 2 * radius) / (4 * radius * shift), 0.0, 1.0))
+
+
+@lru_cache(maxsize=256)
+def _reach(shift: float, dimension: int) -> float:
+    """A loss of at most `shift` that is exceeded with a probability below 1e-17, found by halving."""
+    halves = shift * np.exp2(-np.arange(40.0))
+    above = _share_above(halves, shift, dimension)
+    return float(halves[above < 1e-17].min(initial=shift))
+
+
+def _ends(dimension: int) -> tuple[float, float]:
+    return float(gammaincinv(dimension, _TAIL)), float(gammainccinv(dimension, _TAIL))
+
+
+@lru_cache(maxsize=64)
+def _smooth_radii(dimension: int) -> tuple[Array, Array]:
+    """Gauss-Legendre nodes and weights for r ~ Gamma(dimension)."""
+    low, high = _ends(dimension)
+    nodes, weights = np.polynomial.legendre.leggauss(_SMOOTH_NODES)
+    radius = (high - low) / 2 * nodes + (low + high) / 2
+    weight = weights * _unscaled(radius, dimension)
+    return radius, weight / weight.sum()
+
+
+@lru_cache(maxsize=1)
+def _double_exponential() -> tuple[Array, Array]:
+    """Nodes and weights between 0 and 1 for integrands with a kink at an end (Takahasi and Mori)."""
+    u = np.linspace(-3.6, 3.6, _KINKED_NODES)
+    places = 1 / (1 + np.exp(-np.pi * np.sinh(u)))
+    return places, (u[1] - u[0]) * np.pi * np.cosh(u) * places * (1 - places)
+
+
+def _density(radius: Array, dimension: int) -> Array:
+    return _unscaled(radius, dimension) / _total(dimension)
+
+
+@lru_cache(maxsize=64)
+def _total(dimension: int) -> float:
+    low, high = _ends(dimension)
+    places, weights = _double_exponential()
+    return float((high - low) * weights @ _unscaled(low + (high - low) * places, dimension))
+
+
+def _unscaled(radius: Array, dimension: int) -> Array:
+    """The density of Gamma(dimension) over its maximum; plain logarithms would cancel in many dimensions."""
+    mode = dimension - 1
+    away = (radius - mode) / mode
+    return np.asarray(np.exp(mode * (np.log1p(away) - away)))
