@@ -135,7 +135,7 @@ def test_the_methods_of_the_command_line_are_those_of_the_tables() -> None:
         ("reproduce wang-reversal --delta 1e-6", "--delta is not used by wang-reversal"),
         ("reproduce wang-cifar10 --delta 1e-6", "it states its own delta"),
         ("reproduce --all --no-run --seeds 2", "nothing is run"),
-        ("reproduce abadi-mnist --line 1", "--line is not used by the recipe abadi-mnist"),
+        ("reproduce abadi-mnist --line 1", "--line is not used by abadi-mnist"),
     ],
 )  # fmt: skip
 def test_what_the_user_reads(tmp_path: Path, arguments: str, said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from privet.attacks import AttackResult, quarters
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
-from privet.methods import Context, Method, Task, TrainedModel, method_for
+from privet.methods import Context, Method, Task, TrainedModel, method_for, method_named
 from privet.methods.dpsgd import RecipeMethod, accuracy
 from privet.methods.pate import Pate, label_all, usual_teachers
 from privet.methods.perturbation import ResidualPerturbation
@@ -62,9 +63,15 @@ class Trial:
     def task(self) -> Task:
         return Task(self.dataset, self.line.epsilon or 1.0, self.delta, seed=self.seed)
 
-    def method(self, **more: Any) -> Method:
-        """The registered method of the line with its settings; raises if it does not fit the records."""
-        made = method_for(self.line.method, self.task, self.line.settings | more)
+    def method(self) -> Method:
+        """The registered method of the line with its settings; raises if it does not fit the table or the records."""
+        asked, makes = self.table.students, method_named(self.line.method).makes
+        if makes != ("model" if asked is None else "data"):
+            raise InputError(f"The method {self.line.method} makes {makes}, which this table does not measure.")
+        made = method_for(self.line.method, self.task, self.line.settings | ({"size": asked.size} if asked else {}))
+        if made.spends_budget != (self.line.epsilon is not None):
+            needs = "needs an epsilon" if made.spends_budget else "has no epsilon to set: it follows from its settings"
+            raise InputError(f"The method {made.key} {needs}.")
         if why := made.why_not(self.task):
             raise InputError(f"The method {made.key} does not fit {self.dataset.name}: {why}.")
         return made
@@ -78,7 +85,8 @@ class Trial:
         return Context.in_memory(method, self.task, on_step=self.on_step, progress=self.progress)
 
     def found(self, quantities: Mapping[str, float], spent: Spent | None, **more: Any) -> Measurement:
-        """The measurement of this trial."""
+        """The measurement of this trial; `spent` is None for what nothing protects."""
+        protected = spent is not None and spent.epsilon < math.inf
         return Measurement(
             self.table.name,
             self.line.key,
@@ -88,7 +96,7 @@ class Trial:
             self.dataset.name,
             self.seed,
             spent=spent.epsilon if spent is not None else None,
-            guarantee=str(spent.guarantee) if spent is not None else "not private",
+            guarantee=str(spent.guarantee) if spent is not None and protected else "nothing is protected",
             statement=str(spent) if spent is not None else "",
             **more,
         )
@@ -143,8 +151,7 @@ def _accuracy(trial: Trial) -> Measurement:
     method = trial.method()
     context = trial.context(method)
     outcome = method.fit(trial.task, context)
-    if not isinstance(outcome.release, TrainedModel):
-        raise InputError(f"The method {method.key} makes data, not a model: it has no accuracy of its own.")
+    assert isinstance(outcome.release, TrainedModel)
     measured = [each for each in outcome.history if "accuracy" in each]
     if measured:
         quantities = {"accuracy": measured[-1]["accuracy"]}
@@ -172,11 +179,10 @@ def _students(trial: Trial) -> Measurement:
     if trial.votes:
         inputs, targets, test, spent = _voted(trial)
     elif trial.line.method != NONE:
-        method = trial.method(size=asked.size)
+        method = trial.method()
         context = trial.context(method)
         made = method.fit(trial.task, context).release
-        if not isinstance(made, Synthetic):
-            raise InputError(f"The method {method.key} makes a model, not data: no student can learn from it.")
+        assert isinstance(made, Synthetic)
         inputs, targets, spent = made.inputs, made.targets, context.ledger.spent(trial.delta)
     # As many steps on real records as on synthetic examples.
     epochs = max(1, round(asked.epochs * asked.size / len(inputs)))

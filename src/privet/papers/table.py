@@ -285,9 +285,10 @@ class PaperTable:
     def command(self, line: Line, seeds: int | None = None) -> str:
         """The command that measures a line."""
         words = f"privet reproduce {self.name}" + (f" --seeds {seeds}" if seeds else "")
-        if self.protocol != "accuracy":
-            return f"{words} --line {line.number}" if self.protocol in ("students", "quarters") else words
-        return f"{words} --epsilon {line.epsilon:g}" + (f" --method {line.method}" if len(self.lines) > 1 else "")
+        if self.protocol in ("students", "quarters"):
+            return f"{words} --line {line.number}"
+        words += f" --epsilon {line.epsilon:g}" if line.epsilon is not None else ""
+        return words + (f" --method {line.method}" if self.protocol == "accuracy" and len(self.lines) > 1 else "")
 
 
 @dataclass(frozen=True)
