@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from privet.audit import ClopperPearson, Seen
 from privet.audit.bounds import TwoSampleBound
-from privet.audit.result import Claimed
+from privet.audit.result import Claimable
 from privet.audit.stations import COUNTED_DELTA, add_stations
 from privet.clipping import FlatClipping
 from privet.data import Split
@@ -233,7 +233,7 @@ class ClassCounts:
     epsilon: float = 0.5
     effort: float = 0.25
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> Claimable:
         return 2 * self.epsilon  # and a delta of (1 + e^epsilon) times that of one record, which is below COUNTED_DELTA
 
     def bound(self, confidence: float) -> TwoSampleBound:

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from privet.audit import Audit, Claim, GaussianTradeOff, Seen, audit_scores
 from privet.audit.bounds import TwoSampleBound
-from privet.audit.result import Claimed
+from privet.audit.result import Claimable
 from privet.audit.stations import DELTA, add_stations
 from privet.data import Progress, Split
 from privet.errors import InputError, PrivetError
@@ -447,7 +447,7 @@ class Teachers:
     teachers: int = 6
     effort: float = 1.0
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> Claimable:
         return NoisyVotes(self.noise)
 
     def bound(self, confidence: float) -> TwoSampleBound:
