@@ -29,7 +29,7 @@ from dp_accounting.pld import PLDAccountant
 
 from privet.privacy import Gaussian, Ledger, PoissonSampled, Schedule, accountant_named, calibrate_noise
 from privet.privacy.accountants import pld as own
-from privet.privacy.pld import dots, engine
+from privet.privacy.pld import composition, engine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -47,8 +47,8 @@ def cold(call: Callable[[], float]) -> Callable[[], float]:
     def run() -> float:
         own._cached_epsilon.cache_clear()
         engine._curve.cache_clear()
-        dots._cells.cache_clear()
-        dots.span_of.cache_clear()
+        composition._cells.cache_clear()
+        composition.span_of.cache_clear()
         return call()
 
     return run

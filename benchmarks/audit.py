@@ -37,9 +37,10 @@ import privet
 from privet import audit
 from privet.attacks import Fitting, Roc, lira, membership, quarters
 from privet.audit import Audit, Claim, ClopperPearson, OneRun
-from privet.audit.one_step import clippings, noises
+from privet.audit.white_box import noises
+from privet.methods import audit_release
 from privet.privacy import Ledger
-from tests.audit.broken import BUGS
+from tests.audit.broken import BUGS, clippings
 
 torch.set_num_threads(1)
 DELTA = 1e-5
@@ -82,7 +83,7 @@ def steps(draws: int) -> Iterator[dict[str, Any]]:
         flat = clippings()["flat"]
         yield row(*timed(lambda n=noise, s=name, f=flat: audit.step(f, noise=n, draws=draws // 20, name=s)))
     for kind in ("mean", "second-moment"):
-        yield row(*timed(lambda k=kind: audit.release(k, draws=draws // 20)))
+        yield row(*timed(lambda k=kind: audit_release(k, draws=draws // 20)))
     # No assumption on the shape of the trade-off: counting, at a delta that counting can see.
     name = "DP-SGD step, flat clipping, counted"
     yield row(

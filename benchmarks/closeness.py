@@ -18,7 +18,8 @@ from privet import data
 from privet.attacks import closest_records
 from privet.attacks.synthetic import ClosestRecords
 from privet.data import Split
-from privet.methods.moments import Moments
+from privet.methods import Context
+from privet.methods.class_moments import Moments
 from privet.methods.synthetic import Order
 from privet.privacy import Ledger
 
@@ -44,7 +45,7 @@ def main() -> None:
                 every.select(part) for part in torch.randperm(len(every), generator=generator).split(len(every) // 3)
             ]
             order = Order(10, ROWS, epsilon, 1e-5, seed=number, records=len(parts[0]))
-            rows = Moments.fitting(digits.shape, order).synthesize(parts[0], order, Ledger()).inputs
+            rows = Moments.fitting(digits.shape, order).synthesize(parts[0], order, Context(Ledger())).inputs
             first, second, third = (part.tensors[0] for part in parts[:3])
             seen.append(closest_records(rows, first, second, generator))
             control.append(closest_records(rows, second, third, generator))

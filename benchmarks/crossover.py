@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from _page import put
 
-from privet.noise.bound import isotropic_constant
-from privet.noise.crossover import Crossover
+from privet.noise.additive import Crossover, isotropic_constant
 from privet.privacy import Budget, IsotropicL2
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"

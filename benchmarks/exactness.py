@@ -34,7 +34,7 @@ from dp_accounting.pld import privacy_loss_distribution as google
 
 from privet.privacy import Event, Gaussian, Laplace, PoissonSampled, PureEpsilon, RandomizedResponse, accountant_named
 from privet.privacy.accountants import pld as own
-from privet.privacy.pld import dots, engine
+from privet.privacy.pld import composition, engine
 
 PLD = accountant_named("pld")
 DELTAS = (1e-12, 1e-9, 1e-7, 1e-5, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.9)
@@ -189,8 +189,8 @@ def composed() -> Iterator[Setting]:
 def cold() -> None:
     own._cached_epsilon.cache_clear()
     engine._curve.cache_clear()
-    dots._cells.cache_clear()
-    dots.span_of.cache_clear()
+    composition._cells.cache_clear()
+    composition.span_of.cache_clear()
 
 
 def timed(call: Callable[[], float]) -> tuple[float, float]:

@@ -29,6 +29,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the planted bugs are those of the tests
 
+import privet.methods  # noqa: F401 - adds the stations of the methods
 from privet.audit import Audit, laboratory
 from privet.audit.stations import Training, path_stations, stations
 from tests.audit.planted import MORE, SIXTEEN

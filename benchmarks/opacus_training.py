@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import privet
-from privet import data, recipes
+from privet import data
 from privet.data import Dataset, Split
+from privet.methods import recipe
 from privet.methods.dpsgd import accuracy
+from privet.methods.preparation import build_model
 from privet.privacy import calibrate_noise
-from privet.recipes.prepare import build_model
 
 RESULTS = Path(__file__).parent / "results" / "opacus_training.json"
 DELTA = 1e-5
@@ -111,7 +112,7 @@ def opacus_steps(model: nn.Module, records: Split, plan: dict[str, Any], mode: s
 
 
 def planned(dataset: Dataset, epsilon: float, epochs: float) -> dict[str, Any]:
-    settings = recipes.load("demo-cnn").at(epsilon)
+    settings = recipe.load("demo-cnn").at(epsilon)
     records = len(dataset.train)
     lot = round(settings.sampling_rate * records)
     steps = round(epochs * records / lot)
@@ -153,7 +154,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     dataset = data.load("mnist")
     plan = planned(dataset, asked.epsilon, asked.epochs)
-    ours = build_model(recipes.load("demo-cnn"), dataset, seed=0)
+    ours = build_model(recipe.load("demo-cnn"), dataset, seed=0)
     theirs = copy.deepcopy(ours).to(memory_format=torch.contiguous_format)
     steps = race(
         {

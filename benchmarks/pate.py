@@ -1,4 +1,4 @@
-"""PATE on MNIST: public records from the test part, tested on the rest of it; rows for benchmarks/results/accuracy.json.
+"""PATE on MNIST: public records from the test part, tested on the rest of it; for benchmarks/results/mnist-scattering.json.
 
 Trainings that `--out` holds are not made again.
 
@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import re
 import time
 from pathlib import Path
 
 from _page import put
 
-from privet import data, recipes
+from privet import data
+from privet.methods import Context, DataSpec, Public, Task, method_for
 from privet.methods.dpsgd import accuracy
-from privet.recipes.table import Row, merge
+from privet.papers import Measurement, merge
+from privet.papers.results import mean
 
-RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+TABLE = "mnist-scattering"
+RESULTS = Path(__file__).parent / "results" / f"{TABLE}.json"
 PUBLIC = 5000
 DELTA = 1e-5
 PUBLISHED = {8: "98.10 (PATE in the GAN paper's table)", 3.45: "98.19 (the noise-layer GAN, only claimed)"}
@@ -36,7 +39,7 @@ def main() -> None:
     found = {epsilon: [one(epsilon, seed, given.out) for seed in range(given.seeds)] for epsilon in given.epsilon}
     command = f"python benchmarks/pate.py --seeds {given.seeds}"
     if given.page:
-        merge(RESULTS, [row(epsilon, runs, command) for epsilon, runs in found.items()])
+        merge(RESULTS, [one for epsilon, runs in found.items() for one in measurements(epsilon, runs, command)])
         put("results.md", "pate", f"```sh\n{command} --page\n```\n\n{table(found)}")
 
 
@@ -44,20 +47,20 @@ def one(epsilon: float, seed: int, out: Path) -> dict[str, float]:
     path = out / f"epsilon-{epsilon:g}-seed-{seed}.json"
     if path.exists():
         return json.loads(path.read_text())
-    mnist = data.load("mnist")
+    mnist, spec = data.load("mnist"), DataSpec("mnist")
+    task = Task(mnist, epsilon, DELTA, seed=seed, spec=spec, public=Public.of(str(PUBLIC), mnist, spec))
+    method = method_for("pate", task, {"recipe": TABLE})
+    context = Context.in_memory(method, task)
     started = time.process_time()
-    public = recipes.Public.of(str(PUBLIC), mnist, "mnist", data.load)
-    fitted = recipes.fit_pate(recipes.load("mnist-scattering"), mnist, public, epsilon=epsilon, delta=DELTA, seed=seed)
+    outcome = method.fit(task, context)
     seconds = time.process_time() - started
-    answers = fitted.trained.answers
-    assert answers.internal is not None
     result = {
-        "accuracy": accuracy(fitted.trained.model, fitted.test),
-        "spent": fitted.trained.ledger.spent(DELTA).epsilon,
-        "internal": answers.internal.epsilon,
-        "teachers": fitted.voting.teachers,
-        "answers": len(answers.labels),
-        "noise": answers.noise,
+        "accuracy": accuracy(outcome.release.part, outcome.release.test),
+        "spent": context.ledger.spent(DELTA).epsilon,
+        "internal": number(outcome.internal["Data-dependent cost"]),
+        "teachers": number(outcome.settings["Teachers"]),
+        "answers": number(outcome.settings["Queries"]),  # all are answered
+        "noise": number(outcome.settings["Noise"]),
         "seconds": seconds,
     }
     path.write_text(json.dumps(result) + "\n")
@@ -65,21 +68,28 @@ def one(epsilon: float, seed: int, out: Path) -> dict[str, float]:
     return result
 
 
-def row(epsilon: float, runs: list[dict[str, float]], command: str) -> Row:
-    accuracies = [run["accuracy"] for run in runs]
-    return Row(
-        data="mnist",
-        method="pate",
-        epsilon=epsilon,
-        delta=DELTA,
-        accuracy=round(statistics.fmean(accuracies), 6),
-        std=round(statistics.stdev(accuracies), 6) if len(runs) > 1 else None,
-        seeds=len(runs),
-        seconds=round(statistics.fmean(run["seconds"] for run in runs), 1),
-        recipe="mnist-scattering",
-        command=command,
-        curve=(),
-    )
+def number(text: str) -> float:
+    """The first number of a sentence."""
+    return float(re.search(r"\d[\d,]*(\.\d+)?", text)[0].replace(",", ""))
+
+
+def measurements(epsilon: float, runs: list[dict[str, float]], command: str) -> list[Measurement]:
+    return [
+        Measurement(
+            TABLE,
+            "pate",
+            float(epsilon),
+            DELTA,
+            {"accuracy": run["accuracy"]},
+            "mnist",
+            seed,
+            spent=run["spent"],
+            guarantee="proved",
+            seconds=round(run["seconds"], 1),
+            command=command,
+        )
+        for seed, run in enumerate(runs)
+    ]
 
 
 def table(found: dict[float, list[dict[str, float]]]) -> str:
@@ -88,12 +98,13 @@ def table(found: dict[float, list[dict[str, float]]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for epsilon, runs in found.items():
-        made = row(epsilon, runs, "")
-        spread = f" ± {100 * made.std:.2f}" if made.std is not None else ""
+        made = mean(measurements(epsilon, runs, ""))
+        spread = f" ± {100 * made.spread['accuracy']:.2f}" if made.spread else ""
         inside = max(run["internal"] for run in runs)
+        asked = f"{runs[0]['teachers']:,.0f} | {runs[0]['answers']:,.0f} | {runs[0]['noise']:.1f}"
         lines.append(
-            f"| {epsilon:g} | {100 * made.accuracy:.2f}{spread} | {made.seeds} | {PUBLISHED.get(epsilon, '')} | "
-            f"{runs[0]['teachers']:,} | {runs[0]['answers']:,} | {runs[0]['noise']:.1f} | {inside:.2f} | {made.seconds:.0f} |"
+            f"| {epsilon:g} | {100 * made.quantities['accuracy']:.2f}{spread} | {made.seeds} | {PUBLISHED.get(epsilon, '')} | "
+            f"{asked} | {inside:.2f} | {made.seconds:.0f} |"
         )
     return "\n".join(lines)
 

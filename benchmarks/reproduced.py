@@ -1,7 +1,7 @@
-"""docs/reproduced.md: every number of the four sources beside ours, from benchmarks/results.
+"""docs/reproduced.md, and every table of docs/results.md and docs/synthesis.md that has the name of a paper's table.
 
-Nothing is trained here: results are put there by `privet reproduce --all --results benchmarks/results`, or one after the other by
-`privet reproduce NAME --results benchmarks/results/accuracy.json`. The figure of wang-reversal takes seconds, and is made anew.
+Nothing is trained here: measurements are put into benchmarks/results by `privet reproduce --all --results benchmarks/results`, or
+table by table by `privet reproduce NAME --results benchmarks/results`.
 
     python benchmarks/reproduced.py
 """
@@ -11,9 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from privet.reproduction import gather
-from privet.reproduction.figure import ERRORS, PICTURE, make_figure
-from privet.reproduction.page import markdown
+from privet.papers import gather, load, markdown, names, read, section
+from privet.papers.measure import draw_rocs
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _page import DOCS, put
@@ -22,11 +21,24 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    if not (RESULTS / ERRORS).exists():
-        make_figure(RESULTS)
-        (RESULTS / PICTURE).unlink()  # the page has it in docs/images
     put("reproduced.md", "reproduced", markdown(gather(RESULTS)))
-    print(DOCS / "reproduced.md")
+    for page in ("results.md", "synthesis.md"):
+        text = (DOCS / page).read_text(encoding="utf-8")
+        for name in names():
+            if f"<!-- {name} -->" in text:
+                fill(page, name)
+
+
+def fill(page: str, name: str) -> None:
+    """Put a table between its marks, with its commands, and draw its ROC curves."""
+    table, found = load(name), read(RESULTS / f"{name}.json")
+    shown = section(table, found)
+    said = [f"- {row.what}: {row.statement}" for row in shown.rows if row.statement]
+    ledger = ["", "What the ledger says of each:", "", *said] if said else []
+    put(page, name, "\n".join(["```sh", *shown.commands, "```", "", shown.markdown(), *ledger]))
+    attacked = [one for one in found if one.attack is not None and one.seed == 0]
+    if attacked:
+        draw_rocs(DOCS / "images" / f"{name}-roc.svg", table, attacked)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def train(
     private = privet.make_private(
         model, optimizer, TensorDataset(x, y), epsilon=epsilon, delta=delta, steps=STEPS, max_grad_norm=0.5, seed=seed,
         batch_size=round((RECORDS_A_STEP if users is None else USERS_A_STEP) * held), users=users, average=0.95,
-        physical_batch_size=2048,
+        performance=privet.Performance(physical_batch_size=2048),
     )  # fmt: skip
     for rows, labels in private.batches():
         private.step(F.cross_entropy(model(rows), labels, reduction="none"))

@@ -1,5 +1,28 @@
-"""One thread for torch in every test: the tensors are small, and two test processes share two cores."""
+"""One thread for torch in every test, and registries that no test changes for the next one."""
 
+import sys
+from collections.abc import Iterator
+
+import pytest
 import torch
 
+from privet.io import Registry
+
+# The tensors are small, and two test processes share two cores.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test keeps for this machine is not found by the next one, nor by the user who runs the tests."""
+    monkeypatch.setenv("PRIVET_STATE", str(tmp_path_factory.getbasetemp() / "state"))
+
+
+@pytest.fixture(autouse=True)
+def registries_as_before() -> Iterator[None]:
+    before = set(sys.modules)
+    with Registry.restored():
+        yield
+    # A plug-in that was loaded registers nothing when it is loaded again.
+    for name in [name for name in sys.modules if name.startswith("privet_plugin_") and name not in before]:
+        del sys.modules[name]

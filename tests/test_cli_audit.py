@@ -16,11 +16,17 @@ def privet(*arguments: object):
 
 
 def test_every_clipping_is_audited_and_said_in_a_sentence():
-    page = privet("audit", "--method", "dpsgd", "--draws", 400, "--no-laboratory")
+    page = privet("audit", "--draws", 400, "--no-laboratory")
     assert page.exit_code == 0, page.output
     lines = page.stdout.splitlines()
-    kinds = ["flat", "per-layer", "automatic", "adaptive", "elliptical"]
-    assert [line.split(":")[0] for line in lines] == [f"One step of DP-SGD, {kind} clipping" for kind in kinds]
+    titles = [
+        "DP-SGD (Abadi et al. 2016)",
+        *(f"DP-SGD, {kind} clipping" for kind in ("automatic", "adaptive", "per-layer")),
+    ]
+    titles += ["DP-SGD calibrated by advanced composition"]
+    titles += ["Optimized additive noise (Xiang et al. 2019), elliptical clipping with Gaussian noise"]
+    assert [line.split(":")[0] for line in lines] == [f"One step of {title}" for title in titles]
+    assert all(" Audited: the method's sampling, clipping and noise. " in line for line in lines)
     assert all(line.endswith("Verdict: consistent.") for line in lines)
 
 
@@ -30,8 +36,8 @@ def test_a_program_gets_json_of_a_step_and_of_a_training():
         "--no-laboratory",
     )
     one, whole = json.loads(page.stdout)
-    assert one["mechanism"] == "One step of DP-SGD, flat clipping"
-    assert whole["mechanism"] == "DP-SGD, 5 steps"
+    assert one["mechanism"] == "One step of DP-SGD (Abadi et al. 2016)"
+    assert whole["mechanism"] == "DP-SGD (Abadi et al. 2016), 5 steps"
     assert one["lower_bound"] <= one["claimed_epsilon"] < whole["claimed_epsilon"]
     assert not one["refuted"] and not whole["refuted"]
 
@@ -39,7 +45,7 @@ def test_a_program_gets_json_of_a_step_and_of_a_training():
 def test_a_refuted_claim_ends_with_one(monkeypatch):
     from privet.noise import GaussianNoise
 
-    monkeypatch.setattr(GaussianNoise, "event", lambda self: Gaussian(5 * self.multiplier))
+    monkeypatch.setattr(GaussianNoise, "event", lambda self, step=0: Gaussian(5 * self.multiplier))
     page = privet("audit", "--method", "dpsgd", "--clipping", "flat", "--draws", 4000, "--no-laboratory")
     assert page.exit_code == 1
     assert "Verdict: refuted at 99 %." in page.stdout
@@ -54,9 +60,10 @@ def test_a_run_is_audited_with_what_its_ledger_holds(tmp_path):
     spent = RunRecord.read(tmp_path).open_ledger(tmp_path).spent(record.delta)
     assert whole.claimed_epsilon == pytest.approx(spent.epsilon)
     assert "Poisson sampling" in one.claim.statement
-    said, *lines = page.stdout.splitlines()
-    assert said.startswith("Audited: what the ledger of") and "took no part" in said
-    assert [str(one), str(whole)] == lines
+    assert [str(one), str(whole)] == page.stdout.splitlines()
+    for each in (one, whole):  # a run of version 0.1: nothing of it but the ledger can be rebuilt
+        assert each.not_audited == "the run's own sampling, clipping, noise and model"
+        assert each.verdict.startswith("consistent for the parts that were audited")
     shown = (tmp_path / "report.html").read_text()
     assert "The audit" in shown
     assert whole.name in shown

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from importlib import resources
 
 import pytest
@@ -9,21 +10,31 @@ from typer.testing import CliRunner
 
 from privet.cli import app
 from privet.cli import demo as verb
-from privet.compare import worker
-from privet.compare.job import Job, Sizes
-from privet.compare.result import read_result
-from privet.compare.row import Row
 from privet.errors import PrivetError
+from privet.methods import Power, method_named
 from privet.report import RunRecord, load_model
+from privet.runs import worker
+from privet.runs.comparison import read_result
+from privet.runs.job import Job, Row
 
-METHODS = ["dpsgd", "synthetic-moments", "optimized-noise-elliptical", "residual"]
-FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html", "steps.csv"]
+METHODS = ["dpsgd", "moments", "optimized-noise-elliptical", "residual"]
+FILES = [
+    "CARD.md",
+    "card.json",
+    "ledger.jsonl",
+    "model.py",
+    "model.safetensors",
+    "record.json",
+    "report.html",
+    "steps.csv",
+]
 
 
 @pytest.fixture(scope="session")
 def short(tmp_path_factory):
     """The recipe of digits with two epochs."""
-    text = resources.files("privet.recipes").joinpath("digits-linear.yaml").read_text(encoding="utf-8")
+    file = resources.files("privet.methods").joinpath("recipes", "digits-linear.yaml")
+    text = file.read_text(encoding="utf-8")
     path = tmp_path_factory.mktemp("recipes") / "short.yaml"
     path.write_text(text.replace("epochs: 10", "epochs: 2"), encoding="utf-8")
     return str(path)
@@ -33,21 +44,22 @@ def privet(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
-def one_after_the_other(entrants, out, **_):
+def one_after_the_other(methods, out, **_):
     """The methods in this process: that each has one of its own is tested with the comparison."""
     rows = []
-    for entrant in entrants:
-        worker._run(Job.read(out), entrant, out / entrant.key)
-        rows.append(Row(entrant.key, entrant.title, "done", seconds=1.0))
-        rows[-1].write(out / entrant.key)
+    for key in methods:
+        worker._run(Job.read(out), key, out / key)
+        rows.append(Row(key, method_named(key).title, "done", seconds=1.0))
+        rows[-1].write(out / key)
     return rows
 
 
 def shorten(patch, recipe: str) -> None:
     patch.setitem(verb.RECIPES, "digits", recipe)
-    patch.setattr(verb, "_sizes", lambda _: Sizes(examples=200, student_epochs=1, residual_epochs=2))
-    patch.setattr("privet.compare.race", one_after_the_other)
-    patch.setattr(worker, "DRAWS", 400)
+    patch.setattr(verb, "_sizes", lambda _: {"moments": {"size": 200}, "residual": {"epochs": 2}})
+    patch.setattr(verb, "STUDENT_EPOCHS", 1)
+    patch.setattr("privet.runs.race.race", one_after_the_other)
+    patch.setattr(worker, "POWER", Power(draws=400, canaries=40))
     patch.setattr(worker, "_say", lambda _: None)
 
 
@@ -90,7 +102,7 @@ def test_it_leaves_one_page_and_a_run_for_each_method(finished):
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == sorted(METHODS)
     assert {path.name for path in (folder / "dpsgd").iterdir()} >= set(FILES)
     page = (folder / "report.html").read_text()
-    assert all(title in page for title in ("DP-SGD", "elliptical", "Residual perturbation", "artificial data"))
+    assert all(title in page for title in ("DP-SGD", "elliptical", "Residual perturbation", "One-shot class moments"))
     assert "batch norm" in page
 
 
@@ -145,9 +157,9 @@ def test_without_mnist_it_takes_digits_and_says_so(monkeypatch, tmp_path):
     assert page.exit_code == 0, page.output
     assert page.stderr.splitlines()[:2] == [
         "privet: No source could give mnist.",
-        "privet: MNIST cannot be had, so the demo uses the small digits data set instead.",
+        "privet: MNIST is not available, so the demo uses the small digits data set instead.",
     ]
-    said = "MNIST could not be had, so this small data set was taken."
+    said = "MNIST is not available, so this small data set was taken."
     assert RunRecord.read(tmp_path / "demo" / "dpsgd").data.note == said
     assert said in (tmp_path / "demo" / "report.html").read_text()
     assert (tmp_path / "demo" / "notes.txt").read_text() == "mine"
@@ -162,11 +174,35 @@ def test_an_interrupted_demo_leaves_the_last_one_as_it_was(finished, monkeypatch
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privet.compare.race", interrupted)
-    page = privet("demo", "--data", "digits", "--out", folder)
+    with monkeypatch.context() as patched:
+        patched.setattr("privet.runs.race.race", interrupted)
+        page = privet("demo", "--data", "digits", "--out", folder)
     assert page.exit_code == 130
+    assert "this goes on: privet" in page.stderr and page.stderr.rstrip().endswith("--resume")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert [path.name for path in folder.parent.iterdir()] == ["demo"]
+    other = privet("demo", "--data", "digits", "--epsilon", 2, "--out", folder)
+    assert (other.exit_code, "holds another comparison" in other.stderr) == (2, True)
+    shutil.rmtree(folder.parent / ".demo.unfinished")
+
+
+def test_two_demos_on_one_folder_are_refused(tmp_path):
+    from privet.training.folder import alone_in
+
+    stage = tmp_path / ".demo.unfinished"
+    stage.mkdir()
+    with alone_in(stage):
+        page = privet("demo", "--data", "digits", "--out", tmp_path / "demo")
+    assert page.exit_code == 1 and "being continued by another process" in page.stderr
+
+
+def test_a_demo_that_was_stopped_while_it_was_put_into_its_place_is_finished(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / ".demo.finished")
+    (tmp_path / "demo").mkdir()
+    (tmp_path / ".demo.finished" / "dpsgd").rename(tmp_path / "demo" / "dpsgd")
+    page = privet("demo", "--data", "digits", "--seed", 3, "--out", tmp_path / "demo", "--resume")
+    assert page.exit_code == 0, page.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo"]
+    assert len(read_result(tmp_path / "demo").outcomes) == 4
 
 
 def test_it_never_replaces_a_run_of_another_kind(finished, tmp_path):
@@ -227,11 +263,17 @@ def test_attack_repeats_the_demos_attack_on_the_saved_model(copied):
     before = RunRecord.read(copied)
     page = privet("attack", copied)
     assert page.exit_code == 0, page.output
-    assert RunRecord.read(copied) == before
+    after = RunRecord.read(copied)
+    first, again = after.attacks  # the demo's own, and the same one again
+    assert dataclasses.replace(after, attacks=(first,)) == before
+    # The same figures; when and by which command they were computed may differ.
+    told = {name: getattr(first, name) for name in ("date", "command")}
+    assert dataclasses.replace(again, **told) == first
+    assert again.key == "loss" and again.command[:2] != first.command[:2]
     assert f"AUC {before.attack.auc:.4f}" in page.stdout
-    result = json.loads(privet("attack", copied, "--signal", "confidence", "--json").stdout)
+    result = json.loads(privet("attack", copied, "--attack", "confidence", "--json").stdout)
     assert result["name"].startswith("Confidence threshold")
-    assert RunRecord.read(copied).attack.auc == result["auc"]
+    assert RunRecord.read(copied).attacks[-1].auc == result["auc"]
     assert "Confidence threshold" in (copied / "report.html").read_text()
 
 
@@ -241,7 +283,7 @@ def test_attack_repeats_the_demos_attack_on_the_saved_model(copied):
         (lambda run: (run / "model.safetensors").unlink(), "the weights of the run are missing"),
         (lambda run: (run / "model.safetensors").write_bytes(b"junk" * 9), "the weights do not fit the record"),
         (lambda run: altered(run, "data", fingerprint="0" * 64), "the run used other records than digits holds now"),
-        (lambda run: altered(run, "model", name="os.system"), "there is no model 'os.system'"),
+        (lambda run: altered(run, "model", name="os.system"), "There is no model 'os.system'"),
         (lambda run: altered(run, "model", weights=""), "this run kept no weights"),
         (lambda run: altered(run, "model", arguments={"features": 9}), "the weights do not fit the record"),
     ],

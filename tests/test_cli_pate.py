@@ -17,7 +17,7 @@ def privet(*arguments: object):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "a"
-    asked = ["--public", 180, "--teachers", 20, "--sure", 8, 25]
+    asked = ["--public", 180, "--set", "teachers=20", "--set", "threshold=8", "--set", "threshold_noise=25"]
     page = privet(
         "train",
         "--method",
@@ -26,8 +26,8 @@ def finished(tmp_path_factory):
         "digits",
         "--epsilon",
         8,
-        "--queries",
-        60,
+        "--set",
+        "queries=60",
         *asked,
         "--seed",
         1,
@@ -77,10 +77,13 @@ def test_an_attack_leaves_the_public_records_out(finished):
         (["--public", "100"], "use it with --method pate"),
         (["--method", "pate", "--public", "0"], "none were given"),
         (["--method", "pate", "--public", "360"], "leave at least one to test on"),
-        (["--method", "pate", "--public", "digits"], "digits is what is to be protected"),
+        (["--method", "pate", "--public", "digits"], "digits is the data to protect"),
         (["--method", "pate", "--public", "nothing"], "There is no data set 'nothing'"),
-        (["--method", "pate", "--public", "100", "--resume"], "its answers are released at once"),
         (["--method", "pate", "--public", "100", "--form", "isotropic"], "use it with --method optimized-noise"),
+        (["--method", "pate", "--public", "100", "--set", "threshold=8"], "both a threshold and a threshold_noise"),
+        (["--method", "pate", "--public", "100", "--set", "teachers=1"], "at least two teachers"),
+        (["--method", "pate", "--public", "100", "--set", "teachers=5000"], "fewer records than 5,000 teachers"),
+        (["--method", "pate", "--public", "100", "--set", "queries=101"], "101 queries cannot be asked of 100 public"),
     ],
 )
 def test_bad_usage_is_said_before_anything_is_written(arguments, sentence, tmp_path):
@@ -107,7 +110,7 @@ def test_a_public_set_of_ones_own(tmp_path):
         tmp_path / "schema.json",
     ]
     page = privet(*asked, "--public", f"csv:{tmp_path / 'same.csv'}", "--out", tmp_path / "a")
-    assert (page.exit_code, page.stderr.count("what is to be protected")) == (2, 1)
+    assert (page.exit_code, page.stderr.count("is the data to protect")) == (2, 1)
     # With its own label a record would land in the same part of both files; with another label it may be in the test part of one.
     swapped = [row[:-1] + {"a": "b", "b": "a"}[row[-1]] for row in rows[1:200]]
     (tmp_path / "same.csv").write_text("\n".join([rows[0], *swapped]) + "\n")
@@ -120,8 +123,8 @@ def test_a_public_set_of_ones_own(tmp_path):
         *asked,
         "--public",
         f"csv:{tmp_path / 'same.csv'}",
-        "--teachers",
-        40,
+        "--set",
+        "teachers=40",
         "--epsilon",
         8,
         "--seed",

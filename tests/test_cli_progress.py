@@ -37,6 +37,15 @@ def test_the_time_left_is_that_of_what_is_being_done(capsys, monkeypatch):
     assert capsys.readouterr().err == "Training 10/10: 0 s left\nAttacking 2/4: 10 s left\n"
 
 
+def test_a_slow_start_at_zero_has_no_time_left(capsys, monkeypatch):
+    clock = iter([0.0, 20.0, 40.0])
+    monkeypatch.setattr("privet.cli.progress.time.monotonic", lambda: next(clock))
+    with training(1e-5) as show:
+        show({"what": "Features", "step": 0, "steps": 100})
+        show({"what": "Features", "step": 50, "steps": 100})
+    assert capsys.readouterr().err.splitlines() == ["Features 0/100", "Features 50/100: 40 s left"]
+
+
 def test_an_epsilon_that_is_only_claimed_says_so_in_every_line_and_leaves_the_reason_to_the_page():
     with redirect_stderr(Terminal()) as terminal, training(1e-5) as show:
         show({"step": 1, "steps": 2, "epsilon": 0.5, "guarantee": "only claimed by a paper: its bound is hoped for"})

@@ -78,7 +78,8 @@ def test_labels_by_votes_are_part_of_the_budget_and_of_the_card(tmp_path):
     ]
     page = privet("synthesize", "--data", "digits", "--seed", 0, "--out", out, *asked)
     assert page.exit_code == 0, page.output
-    assert "One-shot class moments, labelled by noisy votes" in page.stdout
+    assert "One-shot class moments, labeled by noisy votes" in page.stdout
+    assert RunRecord.read(out).method == "One-shot class moments, labeled by noisy votes"
     assert 7.95 < RunRecord.read(out).spent(Ledger.open(out / "ledger.jsonl", read_only=True)).epsilon <= 8
     card = (out / "release" / "README.md").read_text()
     assert "Labels: by vote of 20 teachers" in card and "votes" in card.split("## Every access")[1]
@@ -89,14 +90,14 @@ def test_labels_by_votes_are_part_of_the_budget_and_of_the_card(tmp_path):
     ("options", "words"),
     [
         (["--method", "mystery"], "There is no method 'mystery'"),
-        (["--method", "moments", "--as-published"], "use it with --method noise-layer-gan."),
+        (["--method", "moments", "--as-published"], "use it with --method noise-layer-gan"),
         (["--set", "components"], "NAME=VALUE"),
-        (["--set", "colour=3"], "has no setting 'colour'"),
-        (["--set", "components=few"], "'few' is none"),
-        (["--set", "teachers=20"], "has no setting 'teachers'"),
+        (["--set", "colour=3"], "--set colour is not a setting of --method moments"),
+        (["--set", "components=few"], "components is a whole number, and 'few' is not"),
+        (["--set", "teachers=20"], "The setting teachers is used for labels by votes"),
         (["--labels", "votes", "--set", "teachers=1"], "at least two teachers"),
         (["--labels", "votes", "--set", "queries=2000"], "2,000 queries cannot be asked"),
-        (["--labels", "votes", "--method", "noise-layer-gan", "--as-published"], "it takes the labels as public"),
+        (["--labels", "votes", "--method", "noise-layer-gan", "--as-published"], "takes the labels as public"),
         (["--size", 3], "too few for 10 classes"),
         (["--student", "Oracle"], "There is no student 'Oracle'"),
     ],
@@ -206,12 +207,20 @@ def test_the_artificial_data_can_be_attacked(run):
     folder, _ = run
     page = privet("attack", folder)
     assert page.exit_code == 0, page.output
-    assert "Distance to the closest artificial example: 1,437 training records against 360 others" in page.stdout
-    assert "synthetic rows lie closer to a training record" in page.stdout
+    assert "Distance to the closest synthetic example: 1,437 training records against 360 others" in page.stdout
+    assert "synthetic rows are closer to a training record" in page.stdout
     assert privet("attack", folder, "--attack", "density", "--records", 300).exit_code == 0
-    assert RunRecord.read(folder).attack.name.startswith("Density")
-    assert privet("attack", folder, "--attack", "loss").exit_code == 0  # the student, as any model
-    assert RunRecord.read(folder).attack.name == "Loss threshold"
+    page = privet("attack", folder, "--attack", "loss")  # the student, as any model
+    assert page.exit_code == 0, page.output
+    assert "precision / recall" in page.stdout
+    names = [attack.name for attack in RunRecord.read(folder).attacks]
+    assert names == [
+        "Distance to the closest synthetic example",
+        "Distance to the closest synthetic example",
+        "Density of the synthetic examples",
+        "Loss threshold, on the student softmax_regression",
+    ]
+    assert all(name in (folder / "CARD.md").read_text().replace("\\", "") for name in names)
 
 
 def test_what_looked_at_records_is_kept_apart(run):

@@ -7,12 +7,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from privet import recipes
 from privet.cli import app
-from privet.data import load
+from privet.methods import Task, method_for
+from privet.privacy import Ledger
 from privet.report import RunRecord
 
-FILES = ["CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "report.html", "steps.csv"]
+FILES = [
+    "CARD.md",
+    "card.json",
+    "ledger.jsonl",
+    "model.py",
+    "model.safetensors",
+    "record.json",
+    "report.html",
+    "steps.csv",
+]
 
 
 def privet(*arguments: object):
@@ -74,6 +83,10 @@ def test_scattering_features_from_recipe_to_attack(tmp_path, monkeypatch):
         (["--delta", "1"], "--delta must lie between 0 and 1, and is 1.0."),
         (["--recipe", "nope"], "There is no recipe 'nope'"),
         (["--data", "nothing"], "There is no data set 'nothing'"),
+        (["--set", "epochs=0"], "The setting epochs is a finite number above 0"),
+        (["--set", "accountant=nope"], "nope"),
+        (["--model", "nope"], "There is no model 'nope'"),
+        (["--model", "py:nope:Net"], "There is no module 'nope'"),
     ],
 )
 def test_bad_usage_is_said_before_anything_is_written(arguments, sentence, tmp_path):
@@ -148,8 +161,10 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(finished, 
     page = privet(*arguments, "--out", folder, "--resume")
     assert page.exit_code == 0, page.output
     assert sorted(path.name for path in folder.iterdir()) == FILES
-    for name in ("model.safetensors", "ledger.jsonl"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    ledgers = [Ledger.open(place / "ledger.jsonl", read_only=True) for place in (folder, whole)]
+    assert list(ledgers[0]) == list(ledgers[1])
+    assert ledgers[0].head != ledgers[1].head  # no two runs share the hash by which they are recognized
     assert RunRecord.read(folder).history == RunRecord.read(whole).history
     again = privet(*arguments, "--out", folder, "--resume")
     assert again.exit_code == 2
@@ -157,41 +172,48 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(finished, 
 
 
 def test_releases_of_a_stopped_run_are_not_made_again(tmp_path, monkeypatch):
-    from privet import data, recipes
+    from privet import data
+    from privet.runs import run
     from privet.training.step import Step
 
     monkeypatch.setenv("PRIVET_DATA", str(tmp_path / "cache"))
-    digits, recipe = data.load("digits"), recipes.load("images")
-    asked = {"epsilon": 3.0, "delta": 1e-5, "folder": tmp_path / "a"}
+    task = Task(data.load("digits"), 3.0, 1e-5)
+    method = method_for("dpsgd", task, {"recipe": "images"})
 
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Step, "release", stopped)
-        recipes.fit(recipe, digits, **asked)
-    monkeypatch.setattr("privet.recipes.prepare.private_mean", stopped)
-    fitted = recipes.fit(recipe, digits, **asked, resume=True)
-    assert len(fitted.ledger) == 1 + fitted.steps
-    assert fitted.ledger.spent(1e-5).epsilon <= 3
+        run(method, task, tmp_path / "a")
+    monkeypatch.setattr("privet.methods.preparation.private_mean", stopped)
+    record = run(method, task, tmp_path / "a", resume=True)
+    ledger = record.open_ledger(tmp_path / "a")
+    assert len(ledger) == 1 + record.how.steps
+    assert ledger.spent(1e-5).epsilon <= 3
 
 
-@pytest.mark.parametrize("form", ["grouped", "elliptical"])
-def test_optimised_noise_is_proved(form, tmp_path, monkeypatch):
+SHORT = ("--set", "epochs=0.6")  # six steps
+
+
+@pytest.mark.parametrize(
+    ("form", "said"), [("", "grouped"), ("-elliptical", "elliptical clipping with Gaussian noise")]
+)
+def test_optimized_noise_is_proved(form, said, tmp_path):
     folder = tmp_path / "a"
     page = privet(
-        "train", "--method", "optimized-noise", "--form", form, "--data", few(monkeypatch), "--seed", 1, "--out", folder
+        "train", "--method", f"optimized-noise{form}", "--data", "digits", *SHORT, "--seed", 1, "--out", folder
     )
     assert page.exit_code == 0, page.output
     assert "; PLD; proved; the number of records is public)" in page.stdout
     record = RunRecord.read(folder)
-    assert record.method.startswith("Optimised additive noise (Xiang et al. 2019)")
+    assert record.method == f"Optimized additive noise (Xiang et al. 2019), {said}"
     assert record.open_ledger(folder).spent(1e-5).epsilon <= 3
 
 
 def test_as_published_every_sentence_with_an_epsilon_says_that_it_is_claimed(tmp_path, monkeypatch):
     folder = tmp_path / "a"
-    arguments = ["--method", "optimized-noise", "--as-published", "--data", few(monkeypatch), "--seed", 1]
+    arguments = ["--method", "optimized-noise-published", "--data", "digits", *SHORT, "--seed", 1]
     monkeypatch.setattr("privet.cli.progress.SECONDS_BETWEEN_LINES", 0.0)
     page = privet("train", *arguments, "--out", folder)
     assert page.exit_code == 0, page.output
@@ -209,17 +231,9 @@ def test_as_published_every_sentence_with_an_epsilon_says_that_it_is_claimed(tmp
 
 
 def test_a_run_calibrated_by_another_accountant_says_what_each_of_them_states(tmp_path):
-    data, folder = load("digits"), tmp_path / "a"
-    recipes.run(
-        recipes.load("digits-linear"),
-        data,
-        folder,
-        epsilon=3.0,
-        delta=1e-5,
-        seed=1,
-        command=("privet",),
-        method="dpsgd-advanced",
-    )
+    folder = tmp_path / "a"
+    page = privet("train", "--data", "digits", "--method", "dpsgd-advanced", "--seed", 1, "--out", folder)
+    assert page.exit_code == 0, page.output
     spent = RunRecord.read(folder).open_ledger(folder).spent(1e-5)
     assert spent.epsilon < 2
     html = unescape((folder / "report.html").read_text())
@@ -245,15 +259,3 @@ def test_options_of_another_method_are_refused(arguments, tmp_path):
     page = privet("train", *arguments, "--data", "digits", "--out", tmp_path / "a")
     assert page.exit_code == 2
     assert arguments[-2 if "--form" in arguments else -1] in page.stderr
-
-
-def few(monkeypatch):
-    """The digits, for six steps."""
-    from dataclasses import replace
-
-    from privet import recipes
-
-    recipe = recipes.load("digits-linear")
-    short = replace(recipe, settings={**recipe.settings, "epochs": 0.6})
-    monkeypatch.setattr(recipes, "pick", lambda dataset: (short, "it is short"))
-    return "digits"

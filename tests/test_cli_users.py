@@ -76,7 +76,8 @@ def test_what_has_no_proof_for_users_is_refused(table: Path, tmp_path: Path) -> 
     named = ("--data", f"csv:{table / 't.csv'}", "--schema", tmp_path / "s.yaml")
     for method in (("optimized-noise", "--as-published"), ("residual",)):
         code, out = call("train", *named, "--method", *method, "--out", tmp_path / "r")
-        assert code == 2 and ("protects records" in out or "images" in out)
+        assert code == 2 and "it has no proof for users who hold several records" in " ".join(out.split())
+        assert not (tmp_path / "r").exists()
 
 
 def test_users_of_data_without_columns_are_refused(tmp_path: Path) -> None:

@@ -18,20 +18,42 @@ from torch.nn import functional as F
 from privet import audit
 from privet.attacks import outside
 from privet.audit import Audit
-from privet.clipping import AdaptiveClipping
-from privet.clipping.adaptive import COUNT
-from privet.methods.adversarial import called_real
-from privet.methods.noisy_rows import NoisyRows
+from privet.audit.white_box import WIDTH, two_layers
+from privet.clipping import (
+    AdaptiveClipping,
+    AutomaticClipping,
+    Clipping,
+    EllipticalClipping,
+    FlatClipping,
+    PerLayerClipping,
+    Released,
+)
+from privet.clipping.clippings import COUNT
+from privet.methods.dpgan import called_real
+from privet.methods.frozen_noise_layer_gan import NoisyRows
 from privet.methods.perturbation import ResidualPerturbation
-from privet.models.dcgan import discriminator
+from privet.models.gans import discriminator
 from privet.noise import ProductLaplaceNoise
-from privet.noise.layer import NoiseLayer
+from privet.noise.gaussian import NoiseLayer
 from privet.privacy import Budget, Event, Gaussian, Ledger, PoissonSampled, Relation
 from privet.privacy.residual import Theorem1
 from privet.randomness import Randomness
 from privet.sampling import FixedSizeSampling
 
 Step = Callable[[Any, torch.Generator], Any]
+
+
+def clippings() -> dict[str, Clipping]:
+    """Every clipping of the library, on the stand-in model."""
+    generator = torch.Generator().manual_seed(0)
+    diagonal = {name: torch.rand(shape, generator=generator) * 3 + 0.2 for name, shape in two_layers(WIDTH).items()}
+    return {
+        "flat": FlatClipping(1.0),
+        "per-layer": PerLayerClipping(1.0),
+        "automatic": AutomaticClipping(1.0),
+        "adaptive": AdaptiveClipping(1.0),
+        "elliptical": EllipticalClipping(diagonal),
+    }
 
 
 @dataclass(frozen=True)
@@ -204,8 +226,8 @@ def adaptive_norm(records: Tensor, generator: torch.Generator, *, count_noise: b
         count = count + noise(count, 5.0, generator)
     else:
         total = total + noise(total, 1.0, generator)
-    moved = clipping.after({COUNT: count}, expected_records=100, deviations=dict)
-    return torch.cat([total, torch.tensor([math.log(moved.max_grad_norm)])])
+    moved = clipping.update(1.0, Released({COUNT: count}, 100))
+    return torch.cat([total, torch.tensor([math.log(moved)])])
 
 
 def orthogonal(x: Tensor) -> Callable[[Tensor], float]:

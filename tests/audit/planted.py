@@ -22,11 +22,11 @@ from torch.nn import functional as F
 import privet
 from privet.audit.stations import PUBLIC_SIZE
 from privet.clipping import AdaptiveClipping, BoundedSum, FlatClipping
-from privet.clipping.factors import clipping_factors
+from privet.clipping.bounded import clipping_factors
 from privet.data import Dataset, Split
 from privet.gradients import Engine
 from privet.gradients.recorder import Recorder
-from privet.methods import dpgan, teachers
+from privet.methods import dpgan, voting
 from privet.noise import GaussianNoise
 from privet.privacy import Gaussian, Ledger
 from privet.sampling import PoissonSampling
@@ -39,7 +39,7 @@ add, clip, adaptive_clip, draw, record = (
     PoissonSampling.draw,
     Ledger.record,
 )
-make_private, parts = privet.make_private, teachers.parts
+make_private, parts = privet.make_private, voting.parts
 
 
 def put(owner: Any, name: str, broken: Any) -> AbstractContextManager[Any]:
@@ -61,7 +61,7 @@ def noise_over_the_root_of_the_batch() -> AbstractContextManager[Any]:
 
 
 def vectors_outside_the_norm() -> AbstractContextManager[Any]:
-    def broken(self: FlatClipping, gradients: Any) -> BoundedSum:
+    def broken(self: FlatClipping, gradients: Any, state: Any = None) -> BoundedSum:
         squares = [each for name, each in gradients.squared_norms().items() if not name.endswith("bias")]
         norms = torch.stack(squares).sum(0).sqrt()
         tensors = gradients.weighted_sum(clipping_factors(norms, self.max_grad_norm), last=True)
@@ -99,7 +99,7 @@ def views_clipped_one_by_one() -> Iterator[None]:
         views = kwargs.get("views", 1)
         return make_private(*args, **kwargs)
 
-    def broken(self: FlatClipping, gradients: Any) -> BoundedSum:
+    def broken(self: FlatClipping, gradients: Any, state: Any = None) -> BoundedSum:
         bounded = clip(self, gradients)
         return dataclasses.replace(bounded, tensors={n: views * t for n, t in bounded.tensors.items()})
 
@@ -111,7 +111,7 @@ def views_clipped_one_by_one() -> Iterator[None]:
 def noise_reduced_over_physical_parts() -> Iterator[None]:
     clipped = 0
 
-    def counted(self: FlatClipping, gradients: Any) -> BoundedSum:
+    def counted(self: FlatClipping, gradients: Any, state: Any = None) -> BoundedSum:
         nonlocal clipped
         clipped += 1
         return clip(self, gradients)
@@ -128,13 +128,10 @@ def noise_reduced_over_physical_parts() -> Iterator[None]:
 def stale_clipping_norm() -> AbstractContextManager[Any]:
     """The records are clipped to the norm of the first step, and the noise is that of the moved one."""
 
-    def broken(self: AdaptiveClipping, gradients: Any) -> BoundedSum:
-        first = dataclasses.replace(self, max_grad_norm=1.0)
-        bounded = adaptive_clip(first, gradients)
+    def broken(self: AdaptiveClipping, gradients: Any, norm: float) -> BoundedSum:
+        bounded = adaptive_clip(self, gradients, 1.0)
         names = [name for name in bounded.scales if not name.startswith("clipping")]
-        return dataclasses.replace(
-            bounded, scales={**bounded.scales, **{n: bounded.scales[n] * self.max_grad_norm for n in names}}
-        )
+        return dataclasses.replace(bounded, scales={**bounded.scales, **{n: bounded.scales[n] * norm for n in names}})
 
     return put(AdaptiveClipping, "clip", broken)
 
@@ -183,7 +180,7 @@ def padding_row_not_measured() -> Iterator[None]:
     def unpadded(self: nn.Embedding, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
 
-    def broken(self: FlatClipping, gradients: Any) -> BoundedSum:
+    def broken(self: FlatClipping, gradients: Any, state: Any = None) -> BoundedSum:
         if "embedding.weight" not in gradients.squared_norms():
             return clip(self, gradients)
         each = gradients.instantiate()["embedding.weight"]
@@ -225,7 +222,7 @@ def overlapping_teachers() -> AbstractContextManager[Any]:
         found = list(parts(records, count, source, owners))
         return (torch.cat([part, found[(n + 1) % count]]) for n, part in enumerate(found))
 
-    return put(teachers, "parts", broken)
+    return put(voting, "parts", broken)
 
 
 def exact_class_counts() -> AbstractContextManager[Any]:
@@ -286,7 +283,7 @@ def every_other_step_unrecorded() -> Iterator[None]:
 def clipped_to_one_and_a_half() -> AbstractContextManager[Any]:
     """The weakest bug that the laboratory promises to refute: a record moves the sum by 1.5 C."""
 
-    def broken(self: FlatClipping, gradients: Any) -> BoundedSum:
+    def broken(self: FlatClipping, gradients: Any, state: Any = None) -> BoundedSum:
         bounded = clip(dataclasses.replace(self, max_grad_norm=1.5 * self.max_grad_norm), gradients)
         return dataclasses.replace(bounded, scales=dict.fromkeys(bounded.tensors, self.max_grad_norm))
 
@@ -303,11 +300,11 @@ def split_by_permutation() -> AbstractContextManager[Any]:
         made = {"train": whole.select(order[:cut]), "test": whole.select(order[cut:])}
         return Dataset(dataset.name, dataset.classes, made)
 
-    return mock.patch("privet.audit.stations.releases.with_test_records", broken)
+    return mock.patch("privet.audit.stations.with_test_records", broken)
 
 
 def bad_records_raise() -> AbstractContextManager[Any]:
-    def broken(self: FlatClipping, gradients: Any) -> BoundedSum:
+    def broken(self: FlatClipping, gradients: Any, state: Any = None) -> BoundedSum:
         if gradients.bad_count:
             raise ValueError("a gradient is not finite")
         return clip(self, gradients)

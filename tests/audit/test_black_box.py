@@ -1,7 +1,9 @@
 """`privet.audit.mechanism` on mechanisms whose epsilon is known, and what its result says."""
 
+import dataclasses
 import json
 import math
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ def test_a_laplace_count_is_consistent_with_its_epsilon_and_refuted_below_it():
     assert half.refuted and half.lower_bound == found.lower_bound
 
 
-def test_the_learnt_score_finds_a_change_of_spread():
+def test_the_learned_score_finds_a_change_of_spread():
     def spread(records, generator):
         return {"value": torch.randn(3, generator=generator) * len(records), "more": [1.0, np.zeros(2)]}
 
@@ -36,7 +38,7 @@ def test_the_learnt_score_finds_a_change_of_spread():
     assert found.refuted
 
 
-def test_a_given_score_sees_what_a_learnt_one_cannot():
+def test_a_given_score_sees_what_a_learned_one_cannot():
     def hidden(records, generator):
         one, other = torch.randn(2, generator=generator)
         return torch.stack([one, other.abs() * one.sign() if records else other])  # only the product's sign tells
@@ -56,7 +58,7 @@ def test_a_claim_by_events_is_taken_at_the_audit_s_delta():
     assert Claim.of(ledger, 0.01) == Claim.of(Gaussian(1.0), 0.01)
     assert Claim.of(ledger.spent(0.01), 0.01).epsilon == pytest.approx(2.32, abs=0.01)
     assert "add/remove" in Claim.of(ledger, 0.01).statement
-    with pytest.raises(InputError, match="take one"):
+    with pytest.raises(InputError, match="use one"):
         Claim.of(ledger.spent(0.02), 0.01)
     assert isinstance(ledger.spent(0.01), Spent)
 
@@ -85,6 +87,34 @@ def test_the_sentence_and_the_plain_form_say_everything():
     assert Audit.from_dict(unbounded.to_dict()) == unbounded
     with pytest.raises(InputError, match="not an audit"):
         Audit.from_dict({})
+
+
+def test_an_audit_has_a_date_a_command_and_its_power():
+    found = privet.audit.mechanism(laplace, [1], [], claimed=1.0, draws=200, setting="a count").by(["privet", "audit"])
+    assert datetime.fromisoformat(found.date).tzinfo is UTC
+    assert found.command == ("privet", "audit") and found.setting == "a count"
+    assert found.power.startswith("100 draws with the record and 100 without; at most epsilon 2.91")
+    plain = json.loads(json.dumps(found.to_dict()))
+    again = Audit.from_dict(plain)
+    assert (again, again.date, again.command) == (found, found.date, found.command)
+
+
+def test_the_verdict_covers_the_audited_parts_only():
+    parts = {"audited": "the noise", "not_audited": "the run's clipping"}
+    found = Audit("A thing", Claim.of(1.0, 1e-5), 0.5, 5.0, 0.99, "m", "e", **parts)
+    assert found.verdict == "consistent for the parts that were audited"
+    assert "Audited: the noise. Not audited: the run's clipping. Verdict: consistent for the parts" in str(found)
+    few = dataclasses.replace(found, ceiling=0.9)
+    assert few.verdict == "consistent for the parts that were audited, and this audit could not have refuted it"
+    assert dataclasses.replace(found, lower_bound=2.0).verdict == "refuted at 99 %"
+
+
+def test_an_audit_of_version_0_1_0_is_read():
+    new = {"audited", "not_audited", "power", "date", "command"}
+    found = Audit("A thing", Claim.of(1.0, 1e-5), 0.5, 5.0, 0.99, "m", "e", "two records")
+    plain = {key: value for key, value in found.to_dict().items() if key not in new}
+    again = Audit.from_dict(plain)
+    assert again == found and again.date == "" and again.verdict == "consistent"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privet.audit import Claim, ClopperPearson, Counts, GaussianTradeOff, OneRun, ceiling
-from privet.audit.threshold import audit_scores, choose_threshold
+from privet.audit import Claim, ClaimedForm, ClopperPearson, Counts, GaussianTradeOff, OneRun, SampledStep, ceiling
+from privet.audit.result import audit_scores, choose_threshold
 from privet.errors import InputError, PrivetError
-from privet.privacy import Gaussian, PoissonSampled, accountant_named
+from privet.privacy import Gaussian, PoissonSampled, PureEpsilon, accountant_named
+from privet.privacy.events import composed
 
 
 def test_the_ceilings_are_the_known_ones():
@@ -59,6 +60,62 @@ def test_the_gaussian_bound_inverts_the_trade_off():
         truth = accountant_named("pld").epsilon(event, 1e-5)
         found = GaussianTradeOff(1e-5, 0.99, rate)(counts)
         assert 0.999 * truth < found <= truth
+
+
+MANY = 10**12
+"""With so many draws the rates are exact."""
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_the_rate_and_the_step_apart_give_the_sampled_epsilon(rate):
+    mu, cut = 1.3, 0.4
+    counts = Counts(round(stats.norm.sf(cut - mu) * MANY), MANY, round(stats.norm.sf(cut) * MANY), MANY)
+    truth = accountant_named("pld").epsilon(PoissonSampled(rate, Gaussian(1 / mu)), 1e-5)
+    found = SampledStep.drawn(round(rate * MANY), MANY, 1e-5, 0.99, gaussian=True)(counts)
+    assert 0.99 * truth < found <= truth
+    # Pure epsilon by counting: ln(1 - q + q e^epsilon).
+    keep = math.e / (1 + math.e)
+    counts = Counts(round(keep * MANY), MANY, round((1 - keep) * MANY), MANY)
+    found = SampledStep.drawn(round(rate * MANY), MANY, 0.0, 0.99, gaussian=False)(counts)
+    assert found == pytest.approx(math.log(1 - rate + rate * math.e), rel=1e-3)
+
+
+def test_a_record_that_is_never_drawn_shows_nothing():
+    counts = Counts(100, 100, 0, 100)
+    for gaussian in (True, False):
+        assert SampledStep.drawn(0, 100, 1e-5, 0.99, gaussian)(counts) == 0
+
+
+def test_the_claimed_form_inverts_the_profile():
+    mu, cut = 1.5, 0.7
+    counts = Counts(round(stats.norm.sf(cut - mu) * MANY), MANY, round(stats.norm.sf(cut) * MANY), MANY)
+    truth = accountant_named("pld").epsilon(Gaussian(1 / mu), 1e-5)
+    for sigma in (0.5, 1.0, 3.0):  # whatever is claimed, the noise that was seen is the same: mu = sqrt(4) / sigma_seen
+        found = ClaimedForm(Gaussian(sigma) * 4, 1e-5)(counts)
+        assert 0.97 * truth < found <= truth
+    assert ClaimedForm(Gaussian(1.0), 1e-5)(Counts(50, 100, 50, 100)) == 0
+
+
+def test_the_claimed_form_refutes_what_its_profile_does_not_allow():
+    event = PoissonSampled(0.2, Gaussian(1.0)) * 10
+    claim = accountant_named("pld").epsilon(event, 1e-5)
+    delta = float(accountant_named("pld").deltas(event, [0.0])[0])  # the largest TPR - FPR that is allowed
+    fpr = 0.3
+    allowed, refuted = (
+        Counts(round((fpr + share * delta) * MANY), MANY, round(fpr * MANY), MANY) for share in (0.7, 1.2)
+    )
+    assert ClaimedForm(event, 1e-5)(allowed) <= claim < ClaimedForm(event, 1e-5)(refuted)
+    with pytest.raises(InputError, match="Gaussian events"):
+        ClaimedForm(PureEpsilon(1.0), 1e-5)(allowed)
+
+
+def test_a_long_schedule_is_bounded_from_below_too():
+    schedule = [PoissonSampled(0.1, Gaussian(1 + 0.02 * n)) for n in range(30)]
+    event = composed(*schedule)
+    claim, deltas = (getattr(accountant_named("pld"), name) for name in ("epsilon", "deltas"))
+    fpr = 0.3
+    counts = Counts(round((fpr + float(deltas(event, [0.0])[0])) * MANY), MANY, round(fpr * MANY), MANY)
+    assert ClaimedForm(event, 1e-5)(counts) <= claim(event, 1e-5)
 
 
 def test_randomised_response_is_found_to_be_what_it_is():
@@ -123,7 +180,7 @@ def test_the_threshold_is_chosen_on_other_draws_than_are_counted():
         (lambda: audit_scores([[1.0]], [1.0], claim=Claim.of(1, 0.0), bound=ClopperPearson(0.0), name=""), "one row"),
         (
             lambda: audit_scores([1.0], [1.0], claim=Claim.of(1, 0.0), bound=ClopperPearson(0.0), name=""),
-            "more of them",
+            "more draws",
         ),
     ],
 )

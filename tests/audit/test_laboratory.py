@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
+import privet.methods  # noqa: F401 - adds the stations of the methods
 from privet.audit import Audit, Claim, GaussianTradeOff, Seen, laboratory
 from privet.audit.result import CRASHED, REFUSED
 from privet.audit.stations import Training, model_stations, path_stations, stations

@@ -15,11 +15,17 @@ from privet.clipping import (
     Clipping,
     EllipticalClipping,
     FlatClipping,
+    MovingEllipticalClipping,
     PerLayerClipping,
+    Released,
+    ScheduledClipping,
+    State,
 )
-from privet.clipping.adaptive import COUNT
+from privet.clipping.clippings import COUNT
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
+from privet.noise import GaussianNoise
+from privet.privacy import Schedule
 from tests.gradients.oracle import loop, projected
 
 
@@ -108,22 +114,23 @@ def test_joint_sensitivity_of_layers() -> None:
 
 def test_adaptive_clipping_moves_toward_the_quantile() -> None:
     network, clipping = model(), AdaptiveClipping(10.0, quantile=0.5, rate=0.5)
+    norm = clipping.init(dict(network.named_parameters()))
     x = torch.randn(200, 6, generator=torch.Generator().manual_seed(3))
     with Engine(network) as engine:
         for _ in range(60):
             projected(network(x)).mean().backward()
-            noisy = dict(clipping.clip(engine.gradients()).tensors)
+            noisy = dict(clipping.clip(engine.gradients(), norm).tensors)
             assert COUNT in noisy
-            clipping = clipping.after(noisy, 200, dict)
+            norm = clipping.update(norm, Released(noisy, 200))
     norms = torch.stack([g.flatten(1).square().sum(1) for g in loop(network, (x,)).values()]).sum(0).sqrt()
-    assert 0.4 < float((norms <= clipping.max_grad_norm).double().mean()) < 0.6
+    assert 0.4 < float((norms <= norm).double().mean()) < 0.6
 
 
 def test_adaptive_clipping_survives_an_empty_batch() -> None:
     network, clipping = model(), AdaptiveClipping(1.0)
     with Engine(network) as engine:
         noisy = dict(clipping.clip(engine.empty()).tensors)
-    assert math.isfinite(clipping.after(noisy, 100, dict).max_grad_norm)
+    assert math.isfinite(clipping.update(1.0, Released(noisy, 100)))
 
 
 def test_sums_of_disjoint_batches_add_up() -> None:
@@ -159,8 +166,48 @@ def test_layers_must_match() -> None:
 
 
 def test_only_clipping_makes_what_noise_takes() -> None:
-    from privet.noise import GaussianNoise
-
     with pytest.raises(TypeError, match="BoundedSum"):
         GaussianNoise(1.0).add({"w": torch.zeros(3)}, torch.Generator())  # type: ignore[arg-type]
     assert isinstance(FlatClipping(1.0).clip(gradients(model(), torch.randn(3, 6))), BoundedSum)
+
+
+class Halved(Clipping):
+    """A plug-in without state: `clip` is all that it writes."""
+
+    def clip(self, gradients: PerExampleGradients, state: State = None) -> BoundedSum:
+        return FlatClipping(0.5).clip(gradients)
+
+
+def test_a_clipping_without_state_writes_clip_alone() -> None:
+    clipping, released = Halved(), Released({}, 1.0)
+    assert isinstance(clipping, Clipping)
+    assert clipping.init({}) is None and clipping.update(None, released) is None and not clipping.metric(None)
+    assert clipping.clip(gradients(model(), torch.randn(3, 6))).sensitivity == 0.5
+    with pytest.raises(TypeError, match="abstract"):
+        type("Without", (Clipping,), {})()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "scheduled", "moving elliptical"])
+def test_settings_stay_and_state_moves(kind: str) -> None:
+    """Three steps on noise: the settings are frozen, and the bound of each step is that of its state."""
+    others: dict[str, Clipping] = {
+        "scheduled": ScheduledClipping(Schedule.of([1.0, 0.5, 0.25])),
+        "moving elliptical": MovingEllipticalClipping(0.7, warmup=2),
+    }
+    network, clipping = model(), {**KINDS, **others}[kind]
+    before, state, bounds = repr(clipping), clipping.init(dict(network.named_parameters())), []
+    for number in range(3):
+        bounded = clipping.clip(gradients(network, torch.randn(4, 6)), state)
+        noise = GaussianNoise(1.0)
+        noisy = noise.add(bounded, torch.Generator().manual_seed(number))
+        state = clipping.update(state, Released(noisy, 4.0, lambda b=bounded, n=noise: n.deviations(b)))
+        bounds.append(bounded.sensitivity)
+    assert repr(clipping) == before
+    moves = {"adaptive", "scheduled", "moving elliptical"}
+    assert (len(set(bounds)) > 1) is (kind in moves) and (state is not None) is (kind in moves)
+
+
+def test_a_state_that_bounds_nothing_is_refused() -> None:
+    for norm in (math.nan, math.inf, 0.0):
+        with pytest.raises(InputError, match="positive"):
+            AdaptiveClipping(1.0).clip(gradients(model(), torch.randn(3, 6)), norm)

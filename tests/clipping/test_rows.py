@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from privet.clipping.rows import clipped_sum, normalised_second_moment, symmetric
+from privet.clipping.bounded import clipped_sum, normalized_second_moment, symmetric
 from privet.errors import InputError
 
 
@@ -26,17 +26,17 @@ def test_a_second_moment_is_the_loop_over_records():
     expected = torch.zeros(3, 3, dtype=torch.float64)
     for record in records.double():
         expected += record.mT @ record / record.norm() ** 2
-    found = normalised_second_moment(records)
+    found = normalized_second_moment(records)
     assert torch.allclose(symmetric(found.tensors), expected, rtol=1e-4, atol=1e-6)
     assert found.sensitivity == 1.0
     assert torch.allclose(
-        symmetric(normalised_second_moment(records[:, 0]).tensors),
-        symmetric(normalised_second_moment(records[:, :1]).tensors),
+        symmetric(normalized_second_moment(records[:, 0]).tensors),
+        symmetric(normalized_second_moment(records[:, :1]).tensors),
     )
 
 
 @pytest.mark.parametrize("size", [1e-40, 1e-30, 1e-20, 1.0, 1e18])
-@pytest.mark.parametrize("statistic", [lambda r: clipped_sum(r, 2.0), normalised_second_moment])
+@pytest.mark.parametrize("statistic", [lambda r: clipped_sum(r, 2.0), normalized_second_moment])
 def test_neighbours_differ_by_at_most_the_sensitivity(statistic, size):
     records = rows(6, 5)
     records[0] *= size
@@ -50,7 +50,7 @@ def test_a_bad_record_contributes_nothing_and_is_counted(value):
     records = rows(4, 5)
     records[2, 1] = value
     good = records[[0, 1, 3]]
-    for statistic in (lambda r: clipped_sum(r, 2.0), normalised_second_moment):
+    for statistic in (lambda r: clipped_sum(r, 2.0), normalized_second_moment):
         found, expected = statistic(records), statistic(good)
         assert found.bad == 1
         assert all(torch.allclose(found.tensors[n], expected.tensors[n]) for n in found.tensors)
@@ -58,8 +58,8 @@ def test_a_bad_record_contributes_nothing_and_is_counted(value):
 
 def test_parts_add_up():
     records = rows(10, 5)
-    joined = normalised_second_moment(records[:4]) + normalised_second_moment(records[4:])
-    assert torch.allclose(joined.tensors["above"], normalised_second_moment(records).tensors["above"])
+    joined = normalized_second_moment(records[:4]) + normalized_second_moment(records[4:])
+    assert torch.allclose(joined.tensors["above"], normalized_second_moment(records).tensors["above"])
 
 
 def test_a_bound_must_be_positive():

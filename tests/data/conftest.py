@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from privet.data.catalogue import Entry
+from privet.data.catalogue import CatalogEntry
 from privet.data.files import sha256
 from privet.data.idx import write_idx
-from privet.data.sources import Source
-from privet.data.stored import StoredFile
+from privet.data.sources import DataSource, StoredFile
 
 # Files and a busy machine make single examples slow; that is no failure.
 settings.register_profile("files", deadline=None)
@@ -38,8 +37,8 @@ class Tiny:
     folder: Path
     files: tuple[StoredFile, ...]
 
-    def entry(self, *sources: Source) -> Entry:
-        return Entry(
+    def entry(self, *sources: DataSource) -> CatalogEntry:
+        return CatalogEntry(
             name="tiny",
             title="for tests",
             records={"train": 40},

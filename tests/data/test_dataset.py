@@ -102,9 +102,9 @@ def test_fingerprint_sees_every_change() -> None:
 @pytest.mark.parametrize(
     ("inputs", "labels", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(2), "one-dimensional int64"),
+        (torch.zeros(2, 3), torch.zeros(2, 1), "one-dimensional"),
         (torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64), "inputs and labels do not match"),
-        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), "without records"),
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), "has no records"),
         (torch.zeros(2, 3), torch.tensor([0, -1]), "must not be negative"),
     ],
 )

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from privet.data.download import UnavailableError, download
+from privet.data.sources import UnavailableError, download
 
 BODY = bytes(range(256)) * 8
 

@@ -1,10 +1,13 @@
 """Features in the cache: computed once, whole, and never mistaken for others."""
 
+import io
+
+import numpy as np
 import pytest
 import torch
 
 from privet.data import Dataset, Split, compute_features
-from privet.errors import InputError
+from privet.errors import InputError, PrivetWarning
 
 
 def dataset(seed=0, name="toy"):
@@ -68,6 +71,60 @@ def test_an_interrupted_computation_leaves_nothing_that_could_be_taken_for_whole
         compute_features(dataset(), Interrupted(), "halved", cache=tmp_path)
     assert not list(tmp_path.rglob("*.npy"))
     assert compute_features(dataset(), Halved(), "halved", cache=tmp_path).train.inputs.shape == (300, 36)
+
+
+def test_a_file_that_changed_is_computed_again(tmp_path):
+    """Version 0.1 used whatever lay there."""
+    data = dataset()
+    expected = data.train.tensors[0].flatten(1) / 2
+    compute_features(data, Halved(), "halved", cache=tmp_path)
+    (file,) = tmp_path.rglob("*-train.npy")
+    whole = file.read_bytes()
+    for damage in (whole[:-100], whole[:-4] + b"\x00\x00\x80\x3f", b"", np_file(torch.zeros(300, 36))):
+        file.chmod(0o600)
+        file.write_bytes(damage)
+        transform = Halved()
+        with pytest.warns(PrivetWarning, match=r"-train\.npy are damaged: they are computed again"):
+            again = compute_features(data, transform, "halved", cache=tmp_path)
+        assert torch.equal(again.train.inputs, expected)
+        assert transform.seen == 301, "the other part was not damaged"
+        assert torch.equal(compute_features(data, refuse, "halved", cache=tmp_path).train.inputs, expected)
+
+
+def np_file(values):
+    file = io.BytesIO()
+    np.save(file, values.numpy())
+    return file.getvalue()
+
+
+def refuse(images):
+    raise AssertionError("they were computed again")
+
+
+def test_features_without_a_checksum_are_not_used(tmp_path):
+    """Those that version 0.1 left, or a run that was killed between the two files."""
+    data = dataset()
+    compute_features(data, Halved(), "halved", cache=tmp_path)
+    for file in tmp_path.rglob("*.sha256"):
+        file.unlink()
+    for file in tmp_path.rglob("*.npy"):
+        file.write_bytes(np_file(torch.zeros(300, 36)))
+    again = compute_features(data, Halved(), "halved", cache=tmp_path)
+    assert torch.equal(again.train.inputs, data.train.tensors[0].flatten(1) / 2)
+
+
+def test_only_their_owner_reads_them(tmp_path):
+    compute_features(dataset(), Halved(), "halved", cache=tmp_path)
+    files = [file for file in tmp_path.rglob("*") if file.suffix in (".npy", ".sha256")]
+    assert len(files) == 4
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+
+
+def test_long_and_odd_names_are_files_too(tmp_path):
+    names = ["x" * 300, "a/b", "a:b", "a-b", "\x1b[31m", "ü" * 200]
+    for name in names:
+        compute_features(dataset(name=name), Halved(), "h" * 300, cache=tmp_path)
+    assert len(list((tmp_path / "features").iterdir())) == len(names)
 
 
 def test_a_path_as_the_name_of_the_data_stays_inside_the_cache(tmp_path):

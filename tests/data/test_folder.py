@@ -39,14 +39,14 @@ def test_colour_comes_channels_first_and_grey_joins_it(tmp_path: Path) -> None:
 def test_refuses_a_class_that_only_the_test_images_have(tmp_path: Path) -> None:
     picture(tmp_path / "train" / "a" / "1.png")
     picture(tmp_path / "test" / "b" / "1.png")
-    with pytest.raises(InputError, match=r"class folder 1 .in the order of names. is none of the training images"):
+    with pytest.raises(InputError, match=r"class folder 1 .in the order of names. is not among the training images"):
         load(f"folder:{tmp_path}")
 
 
 def test_refuses_pixels_of_sixteen_bits(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     Image.fromarray(np.zeros((4, 4), dtype=np.uint16)).save(tmp_path / "a" / "1.png")
-    with pytest.raises(InputError, match="not of eight bits"):
+    with pytest.raises(InputError, match="not have eight bits"):
         load(f"folder:{tmp_path}")
 
 

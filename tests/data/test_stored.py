@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from privet.data.download import UnavailableError
 from privet.data.files import sha256
 from privet.data.idx import read_idx, write_idx
-from privet.data.stored import StoredFile, gather_cifar10
+from privet.data.sources import StoredFile, UnavailableError, gather_cifar10
 from privet.errors import InputError
 
 NAMES = ("train-images-idx4-ubyte", "train-labels-idx1-ubyte", "test-images-idx4-ubyte", "test-labels-idx1-ubyte")
@@ -84,7 +83,7 @@ def test_other_pictures_are_refused(pictures: Any, stored: Any, tmp_path: Path) 
     (tmp_path / "staging").mkdir()
     write_sprites(tmp_path / "given", pictures[:, ::-1])  # blue, green, red
     with pytest.raises(
-        UnavailableError, match=f"does not hold the true data set: {NAMES[0]} made of it has another SHA-256"
+        UnavailableError, match=f"does not contain the true data set: {NAMES[0]} converted from it has another SHA-256"
     ):
         gather_cifar10(tmp_path / "given", tmp_path / "staging", stored)
 
@@ -109,6 +108,6 @@ def test_damaged_sprites(pictures: Any, stored: Any, tmp_path: Path, name: str, 
 def test_a_folder_without_any_form(stored: Any, tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     with pytest.raises(
-        UnavailableError, match=r"does not hold data_batch_1, data_batch_1.png or cifar-10-python.tar.gz"
+        UnavailableError, match=r"does not contain data_batch_1, data_batch_1.png or cifar-10-python.tar.gz"
     ):
         gather_cifar10(tmp_path / "given", tmp_path, stored)

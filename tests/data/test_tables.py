@@ -150,18 +150,18 @@ def test_schema_can_ignore_columns(tmp_path: Path) -> None:
         ("[1, 2]", "The schema is not a table of names: write it as 'name: value'."),
         ('{"columns": {}}', "The schema lacks label: add it."),
         ('{"label": "y", "columns": {}}', "The label 'y' is not among the schema's columns: describe it there."),
-        ('{"label": "y", "columns": {"y": {"low": 0, "high": 1}}}', "The label 'y' is a number in the schema: "),
-        ('{"label": "y", "columns": {"y": {"categories": ["a"]}}}', "The schema has no column beside the label: "),
+        ('{"label": "y", "columns": {"y": {"low": 0, "high": 1}}}', "The schema has no column except the label: "),
+        ('{"label": "y", "columns": {"y": {"categories": ["a"]}}}', "The schema has no column except the label: "),
         ('{"label": "y", "columns": {"x": {"low": 1, "high": 1}}}', "Column 'x' has bounds 1.0 to 1.0: "),
         ('{"label": "y", "columns": {"x": {"low": 1}}}', "Column 'x' lacks high: add it."),
         ('{"label": "y", "columns": {"x": {"low": "1", "high": 2}}}', "Column 'x': low and high must be numbers: "),
-        ('{"label": "y", "columns": {"x": {"categories": []}}}', "Column 'x' needs categories, each named once: "),
+        ('{"label": "y", "columns": {"x": {"categories": []}}}', "Column 'x' needs categories, each listed once: "),
         (
             '{"label": "y", "columns": {"x": {"categories": [true]}}}',
             "Column 'x': categories must be a list of names: ",
         ),
         ('{"label": "y", "columns": {}, "clop": true}', "The schema has the unknown entry 'clop': allowed are clip, "),
-        ('{"label": 3, "columns": {}}', "The label must be a column's name and clip true or false: mend them."),
+        ('{"label": 3, "columns": {}}', "The label must be a column's name and clip true or false: fix them."),
     ],
 )
 def test_bad_schemas(tmp_path: Path, written: str, message: str) -> None:

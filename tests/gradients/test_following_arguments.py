@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privet.gradients.layout import UNKNOWN, stride_at
-from privet.gradients.marks import Mark, Pass, mark_of, set_mark
+from privet.gradients.marks import UNKNOWN, Mark, Pass, mark_of, set_mark, stride_at
 from privet.gradients.recorder import Recorder
-from privet.gradients.use import Budget
+from privet.gradients.use import MemoryBudget
 
 B = 4
 """The number of records, of positions, of features and of classes."""
@@ -23,7 +22,7 @@ RANGE, SQUARE, TABLE = torch.arange(B), torch.rand(B, B), torch.rand(10, 3)
 def followed(function: Callable[..., Tensor], *records: tuple[Tensor, int]) -> tuple[Mark | None, str]:
     """The mark of what a function makes of records, each tensor with the dimension that holds them; and what has escaped."""
     recorder = Recorder({})
-    recorder.take(Pass(B, Budget(1e9), trusting=False))
+    recorder.take(Pass(B, MemoryBudget(1e9), trusting=False))
     recorder.know([RANGE, SQUARE, TABLE])
     assert recorder.current is not None
     for tensor, dim in records:

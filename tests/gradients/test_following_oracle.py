@@ -23,10 +23,9 @@ from torch.overrides import get_testing_overrides
 
 from privet.errors import PrivetError
 from privet.gradients.following import follower
-from privet.gradients.layout import UNKNOWN, position, stride_at
-from privet.gradients.marks import Mark, Pass, mark_of, set_mark
+from privet.gradients.marks import UNKNOWN, Mark, Pass, mark_of, position, set_mark, stride_at
 from privet.gradients.recorder import Recorder
-from privet.gradients.use import Budget
+from privet.gradients.use import MemoryBudget
 from privet.gradients.vocabulary import name_of_function, tensors_in
 
 Function = Callable[..., Any]
@@ -143,7 +142,7 @@ def complaint(call: Call, generator: torch.Generator) -> str | None:
     except Exception:
         return None
     recorder = Recorder({})
-    recorder.take(Pass(call.records, Budget(1e9), trusting=False))
+    recorder.take(Pass(call.records, MemoryBudget(1e9), trusting=False))
     try:
         marked = call.run(values, recorder)
     except PrivetError:

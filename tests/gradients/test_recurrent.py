@@ -284,6 +284,43 @@ def test_attention_over_outputs_in_time_order() -> None:
     check(Attending(), torch.randn(6, 6, 4))
 
 
+@pytest.mark.parametrize("kind", ["lstm", "rnn-tanh", "gru"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_both_weights_of_long_sequences(kind: str, bias: bool) -> None:
+    """Where norms come from Gram matrices, the weights whose gates add up are summed in one product."""
+    torch.manual_seed(0)
+    make, own = KINDS[kind]
+    model, x = make(60, 64, batch_first=True, bias=bias, **own), torch.randn(7, 20, 60)
+    with Engine(model, memory_budget=0) as engine:
+        projected(model(x)[0]).sum().backward()
+        gradients = engine.gradients()
+    assert {use.method for use in gradients.uses} == {"gram"}
+    each = gradients.instantiate()
+    generator = torch.Generator().manual_seed(1)
+    flat, other = (torch.rand(7, dtype=torch.float64, generator=generator) for _ in range(2))
+    unlike = {name: torch.rand(7, dtype=torch.float64, generator=generator) for name in each}
+    for given in (flat, other, unlike, flat, unlike):
+        summed = gradients.weighted_sum(given)
+        for name, rows in each.items():
+            weights = given if isinstance(given, Tensor) else given[name]
+            expected = torch.einsum("b,b...->...", weights, rows.double())
+            torch.testing.assert_close(summed[name], expected, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_bad_record_of_a_long_sequence_contributes_nothing_to_either_weight() -> None:
+    torch.manual_seed(0)
+    model, x = nn.LSTM(60, 64, batch_first=True), torch.randn(5, 20, 60)
+    bad = x.clone()
+    bad[1, 2] = float("nan")
+    sums = []
+    for rows in (bad, x[torch.tensor([0, 2, 3, 4])]):
+        with Engine(model, memory_budget=0) as engine:
+            projected(model(rows)[0]).sum().backward()
+            sums.append(engine.gradients().weighted_sum(torch.ones(len(rows))))
+    for name in sums[0]:
+        torch.testing.assert_close(sums[0][name], sums[1][name], rtol=1e-5, atol=1e-6)
+
+
 def test_explain_names_the_layer() -> None:
     engine = check(Recurrent("lstm"), torch.randn(4, 6, 4))
     assert "Linear (lstm)" in engine.explain()
@@ -293,19 +330,35 @@ def test_explain_names_the_layer() -> None:
 
 
 class Packed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, **settings: int) -> None:
         super().__init__()
-        self.rnn = nn.LSTM(4, 5, batch_first=True)
+        self.rnn = nn.LSTM(4, 5, batch_first=True, **settings)
+        self.lengths = torch.tensor([6, 3, 2, 5])
 
     def forward(self, x: Tensor) -> Tensor:
-        lengths = torch.tensor([6, 3, 2, 5])
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(x, self.lengths, batch_first=True, enforce_sorted=False)
         return pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
 
 
-def test_packed_sequences_are_refused_by_name() -> None:
-    model = Packed()
-    with pytest.raises(UnsupportedModelError, match=r"'rnn'.*packed sequence"), Engine(model):
+def test_packed_sequences_stop_at_their_own_lengths() -> None:
+    torch.manual_seed(0)
+    model, x = Packed(), torch.randn(4, 6, 4)
+    with Engine(model) as engine:
+        out = model(x)
+        projected(out).sum().backward()
+        found = engine.gradients().instantiate()
+    torch.testing.assert_close(out.detach(), model(x))
+    for record, length in enumerate(model.lengths.tolist()):
+        model.zero_grad()
+        steps, _ = model.rnn(x[record : record + 1, :length])
+        projected(F.pad(steps, (0, 0, 0, 6 - length))).sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name][record], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_a_projected_packed_sequence_is_refused() -> None:
+    model = Packed(proj_size=2)
+    with pytest.raises(UnsupportedModelError, match="proj_size"), Engine(model):
         model(torch.randn(4, 6, 4))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from privet.data import Split
 from privet.errors import InputError
 from privet.methods.perturbation import ResidualPerturbation
-from privet.methods.residual_perturbation import Answering, Schedule, train
+from privet.methods.residual_perturbation import Answering, SgdSchedule, train
 from privet.models import resnet
 from privet.privacy import Gaussian
 
@@ -64,7 +64,7 @@ def test_a_joined_ensemble_pays_what_the_ensemble_pays(how, depth):
 def test_what_trains_and_what_answers_records_every_member():
     records = Split(torch.rand(20, 1, 8, 8), torch.arange(20) % 2)
     ledgers = [
-        train(model, records, ResidualPerturbation(0.3), Schedule(1, 10), delta=1e-5, seed=1).ledger
+        train(model, records, ResidualPerturbation(0.3), SgdSchedule(1, 10), delta=1e-5, seed=1).ledger
         for model in (ensemble(), ensemble().joined(), ensemble().members[0])
     ]
     assert ledgers[0].event == ledgers[1].event == ledgers[2].event * MEMBERS

@@ -5,13 +5,11 @@ import math
 import pytest
 import torch
 
-from privet.clipping.rows import grouped_count, grouped_second_moment, grouped_sum, symmetric
+from privet.clipping.bounded import grouped_count, grouped_second_moment, grouped_sum, symmetric
 from privet.data import Categorical, Numeric, Split, load
 from privet.errors import InputError
-from privet.methods import class_gaussians, moments, table_moments
-from privet.methods.class_gaussians import Noise, release_gaussians
-from privet.methods.moments import Moments
-from privet.methods.slant import sheared, slant, upright
+from privet.methods import Context, class_moments, table_moments
+from privet.methods.class_moments import Moments, MomentsNoise, release_gaussians, sheared, slant, upright
 from privet.methods.synthetic import Order
 from privet.methods.table_moments import TableMoments
 from privet.privacy import Ledger
@@ -55,7 +53,7 @@ def test_a_record_moves_every_sum_by_no_more_than_it_may(bad):
 
 
 def test_the_noise_of_four_releases_costs_what_one_costs():
-    noise = Noise.shared(2.0, 0.1, 0.2, 0.3, 0.4)
+    noise = MomentsNoise.shared(2.0, 0.1, 0.2, 0.3, 0.4)
     parts = (noise.counts, noise.means, noise.directions, noise.covariances)
     assert sum(1 / part**2 for part in parts) == pytest.approx(1 / 2.0**2)
 
@@ -72,7 +70,7 @@ def test_gaussians_come_back_where_there_is_next_to_no_noise():
         spread=float((x - centres[labels]).norm(dim=1).mean()),
         most=6,
         pooling=0.0,
-        noise=Noise(1e-3, 1e-3, 1e-3, 1e-3),
+        noise=MomentsNoise(1e-3, 1e-3, 1e-3, 1e-3),
         ledger=Ledger(),
         randomness=Randomness.of(0),
     )
@@ -127,8 +125,8 @@ def test_only_released_values_reach_the_examples(monkeypatch, seed):
     method = Moments(components=20, bound=3, spread=2, generator_share=1.0)
     order = image_order(seed=seed)
     names = ("private_counts", "private_sums", "private_second_moment", "private_second_moments")
-    recorded = Recorded(monkeypatch, class_gaussians, names)
-    first, second = (method.synthesize(part, order, Ledger()) for part in (digits, neighbour))
+    recorded = Recorded(monkeypatch, class_moments, names)
+    first, second = (method.synthesize(part, order, Context(Ledger())) for part in (digits, neighbour))
     assert recorded.uses == [*names, *names]
     assert torch.equal(first.inputs, second.inputs)
     assert torch.equal(first.labels, second.labels)
@@ -139,7 +137,7 @@ def test_a_neighbour_changes_the_ledger_in_nothing():
     method = Moments(components=20, bound=3, spread=2, generator_share=1.0)
     ledgers = [Ledger(), Ledger()]
     for part, ledger in zip((digits, digits.select(range(1, len(digits)))), ledgers, strict=True):
-        method.synthesize(part, image_order(), ledger)
+        method.synthesize(part, image_order(), Context(ledger))
     assert ledgers[0].head == ledgers[1].head
     assert len(ledgers[0]) == 4
 
@@ -148,7 +146,7 @@ def test_a_teacher_spends_the_rest_of_the_budget(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVET_DATA", str(tmp_path))
     method = Moments(components=20, bound=3, spread=2, generator_share=0.5, teacher_steps=5)
     ledger = Ledger()
-    made = method.synthesize(load("digits").train, image_order(), ledger)
+    made = method.synthesize(load("digits").train, image_order(), Context(ledger))
     assert 2.97 < ledger.spent(1e-5).epsilon <= 3.0
     assert made.soft.shape == (50, 10)
     assert torch.equal(made.soft.argmax(1), made.labels)
@@ -159,7 +157,7 @@ def test_counts_are_released_with_noise():
     """An exact count tells whether a record was added or removed, whatever is known of its label."""
     ledger = Ledger()
     method = Moments(components=20, bound=3, spread=2, generator_share=1.0)
-    method.synthesize(load("digits").train, image_order(), ledger)
+    method.synthesize(load("digits").train, image_order(), Context(ledger))
     assert len(ledger) == 4
     with pytest.raises(InputError, match="not 'public'"):
         image_order(labels="public")  # it changed nothing
@@ -172,7 +170,7 @@ def test_counts_are_released_with_noise():
 def test_what_moments_cannot_describe_is_refused_by_name(changes, records, words):
     part = load("digits").train.select(range(records))
     with pytest.raises(InputError, match=words):
-        Moments(components=20).synthesize(part, image_order(**changes), Ledger())
+        Moments(components=20).synthesize(part, image_order(**changes), Context(Ledger()))
 
 
 def table(count: int = 6000) -> Split:
@@ -198,7 +196,7 @@ def table_order(**changes: object) -> Order:
 
 def test_a_table_keeps_its_marginals_and_its_correlations():
     real, ledger = table(), Ledger()
-    made = TableMoments().synthesize(real, table_order(), ledger)
+    made = TableMoments().synthesize(real, table_order(), Context(ledger))
     assert len(ledger) == 2
     assert 2.97 < ledger.spent(1e-5).epsilon <= 3.0
     for label in (0, 1):
@@ -212,7 +210,7 @@ def test_a_table_keeps_its_marginals_and_its_correlations():
 def test_a_constant_column_stays_where_it_is():
     real = table()
     real.inputs[:, 0] = 0.5
-    made = TableMoments().synthesize(real, table_order(), Ledger())
+    made = TableMoments().synthesize(real, table_order(), Context(Ledger()))
     assert float(((made.inputs[:, 0] - 0.5).abs() < 0.1).float().mean()) > 0.98
 
 
@@ -220,15 +218,17 @@ def test_only_released_values_reach_the_rows_of_a_table(monkeypatch):
     real = table(500)
     recorded = Recorded(monkeypatch, table_moments, ("private_sums", "private_second_moments"))
     order = table_order(size=300)
-    first, second = (TableMoments().synthesize(part, order, Ledger()) for part in (real, real.select(range(1, 500))))
+    first, second = (
+        TableMoments().synthesize(part, order, Context(Ledger())) for part in (real, real.select(range(1, 500)))
+    )
     assert recorded.uses == ["private_sums", "private_second_moments"] * 2
     assert torch.equal(first.inputs, second.inputs)
 
 
 def test_settings_follow_the_shape_and_the_budget():
-    assert moments.teachable((1, 28, 28), image_order(records=60_000))
-    assert not moments.teachable((1, 28, 28), image_order(records=1000))
-    assert not moments.teachable((20,), image_order(records=60_000))
+    assert class_moments.teachable((1, 28, 28), image_order(records=60_000))
+    assert not class_moments.teachable((1, 28, 28), image_order(records=1000))
+    assert not class_moments.teachable((20,), image_order(records=60_000))
     assert Moments.fitting((20,), image_order()).generator_share == 1.0
     rates = [Moments.fitting((1, 28, 28), image_order(records=60_000, epsilon=e)).teacher_rate for e in (0.5, 3, 8)]
     assert rates == sorted(rates)

@@ -7,11 +7,12 @@ from torch import nn
 from privet.attacks import outside, span
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.adversarial import called_real
+from privet.methods import Context
+from privet.methods.dpgan import called_real
 from privet.methods.noise_layer_gan import CLAIM, PublishedNoiseLayerGan, check_restrictions, printed_sigma
 from privet.methods.synthetic import Order
-from privet.models.dcgan import Generator, discriminator
-from privet.noise.layer import NoiseLayer
+from privet.models.gans import Generator, discriminator
+from privet.noise.gaussian import NoiseLayer
 from privet.privacy import Claimed, Gaussian, Ledger, accountant_named
 
 
@@ -28,7 +29,7 @@ def images(count=64, seed=0):
 def made():
     ledger = Ledger()
     method = PublishedNoiseLayerGan(epochs=1.5, batch_size=16, width=4, latent=8)
-    return method.synthesize(images(), Order(3, 30, 3.45, 1e-5, seed=0), ledger), ledger
+    return method.synthesize(images(), Order(3, 30, 3.45, 1e-5, seed=0), Context(ledger)), ledger
 
 
 @pytest.mark.parametrize(("size", "convolutions"), [((28, 28), 4), ((32, 32), 5), ((8, 8), 4)])
@@ -133,4 +134,4 @@ def test_so_does_the_gradient_of_the_published_discriminator(sigma):
 def test_tables_are_refused_by_name():
     rows = Split(torch.rand(40, 5), torch.arange(40) % 2)
     with pytest.raises(InputError, match="moments or dpgan"):
-        PublishedNoiseLayerGan().synthesize(rows, Order(2, 10, 3.0, 1e-5, seed=0), Ledger())
+        PublishedNoiseLayerGan().synthesize(rows, Order(2, 10, 3.0, 1e-5, seed=0), Context(Ledger()))

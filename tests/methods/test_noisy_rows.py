@@ -8,10 +8,10 @@ from scipy import stats
 from torch import nn
 
 from privet.attacks import outside
-from privet.clipping.rows import clipped_rows
+from privet.clipping.bounded import clipped_rows
 from privet.errors import InputError
-from privet.methods.adversarial import called_real
-from privet.methods.noisy_rows import NoisyRows, calibrated_rows, row_sampling
+from privet.methods.dpgan import called_real
+from privet.methods.frozen_noise_layer_gan import NoisyRows, calibrated_rows, row_sampling
 from privet.privacy import Budget, Gaussian, Ledger, Proved, Relation, steps_of
 from privet.randomness import Randomness
 from privet.sampling import FixedSizeSampling, PaddedPoissonSampling

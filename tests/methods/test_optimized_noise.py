@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import privet
-from privet.clipping import FlatClipping, MovingEllipticalClipping, optimal_diagonal
+from privet.clipping import FlatClipping, MovingEllipticalClipping, Released, optimal_diagonal
 from privet.data import Split
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine
@@ -22,7 +22,7 @@ from privet.noise import GaussianNoise, MovingShapeNoise, ShapedNoise
 from privet.privacy import Claimed, Gaussian, IsotropicL2, PoissonSampled, Proved, PureEpsilon, accountant_named
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
-from privet.training import Plan
+from privet.training import Performance, Plan
 from privet.training.step import Step
 
 KNOWN: dict[str, Any] = {"batch_size": 12, "steps": 6, "delta": 1e-5, "max_grad_norm": 1.0, "seed": 3}
@@ -80,13 +80,13 @@ def test_the_shape_follows_what_was_released_and_nothing_else() -> None:
     """Weights of step k are the magnitudes of the moving average of the releases 0..k-1, recorded on their way out."""
     seen, shapes, release = [], [], Step.release
 
-    def listening(self: Step, record: Any, moved: Any = None) -> Any:
+    def listening(self: Step, record: Any) -> Any:
         def both(event: Any, noisy: Any) -> None:
             seen.append({name: tensor.clone() for name, tensor in noisy.items()})
             record(event, noisy)
 
-        shapes.append(moved.average)
-        return release(self, both, moved)
+        shapes.append(self.state.noise)
+        return release(self, both)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Step, "release", listening)
@@ -120,18 +120,24 @@ def test_every_release_has_fresh_noise() -> None:
     assert all(not torch.allclose(one, other) for i, one in enumerate(moves) for other in moves[:i])
 
 
+class Quieter(MovingShapeNoise):
+    """A broken plug-in: the noise of a step depends on the state, and its event does not say so."""
+
+    def at(self, step: int, state: Any = None) -> ShapedNoise:
+        return ShapedNoise(self.multiplier / 2, state)
+
+
 def test_a_noise_that_moves_to_another_cost_is_refused() -> None:
     model = nn.Linear(4, 2)
     private = privet.make_private(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         records(),
-        noise=MovingShapeNoise,
+        noise=Quieter,
         noise_multiplier=1.0,
         **KNOWN,
     )
-    private.noise = MovingShapeNoise(0.5)
-    with pytest.raises(PrivetError, match="costs something else"):
+    with pytest.raises(PrivetError, match="another cost than its plan says"):
         for x, y in private.batches():
             F.cross_entropy(model(x), y).backward()
             private.optimizers[0].step()
@@ -140,7 +146,8 @@ def test_a_noise_that_moves_to_another_cost_is_refused() -> None:
 
 @pytest.mark.parametrize("settings", [{"form": "grouped"}, {"form": "elliptical"}])
 def test_a_stopped_run_goes_on_bit_for_bit(settings: dict[str, Any], tmp_path: Any) -> None:
-    whole, found = trained(**settings, folder=tmp_path / "whole", steps=16, save_every=3)
+    settings = {**settings, "steps": 16, "performance": Performance(save_every=3)}
+    whole, found = trained(**settings, folder=tmp_path / "whole")
     release, done = Step.release, 0
 
     def stopping(*given: Any) -> Any:
@@ -152,8 +159,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(settings: dict[str, Any], tmp_path: A
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Step, "release", stopping)
-        trained(**settings, folder=tmp_path / "stopped", steps=16, save_every=3)
-    again, resumed = trained(**settings, folder=tmp_path / "stopped", steps=16, save_every=3, resume=True)
+        trained(**settings, folder=tmp_path / "stopped")
+    again, resumed = trained(**settings, folder=tmp_path / "stopped", resume=True)
     assert torch.equal(whole.weight, again.weight) and torch.equal(whole.bias, again.bias)
     assert found.ledger.event == resumed.ledger.event
 
@@ -246,11 +253,11 @@ def test_the_ellipsoid_follows_the_squares_of_the_releases_without_their_noise()
     generator = torch.Generator().manual_seed(0)
     deviation = torch.rand(3, 4, generator=generator) + 0.5
     releases = [10 * torch.rand(3, 4, generator=generator) for _ in range(3)]
-    clipping: Any = MovingEllipticalClipping(2.0, warmup=3)
+    clipping = MovingEllipticalClipping(2.0, warmup=3)
+    state = clipping.init({"a": torch.zeros(3, 4)})
     for release in releases:
-        assert clipping.now == FlatClipping(2.0)
-        assert clipping.metric is None
-        clipping = clipping.after({"a": release}, 10.0, lambda: {"a": deviation})
+        assert state["diagonal"] is None and not clipping.metric(state)
+        state = clipping.update(state, Released({"a": release}, 10.0, lambda: {"a": deviation}))
 
     def moment(i: slice | int, j: slice | int) -> float:
         noise = (deviation[i, j] / 2).square()
@@ -260,10 +267,10 @@ def test_the_ellipsoid_follows_the_squares_of_the_releases_without_their_noise()
 
     rows, every = [moment(i, slice(None)) for i in range(3)], slice(None)
     m = torch.tensor([[row * moment(every, j) / (sum(rows) / 3) for j in range(4)] for row in rows])
-    d = clipping.now.diagonal["a"]
+    d = state["diagonal"]["a"]
     torch.testing.assert_close(d / d.sum(), m.pow(-0.25) / m.pow(-0.25).sum())
     assert float((d.square() * m).sum()) == pytest.approx(float(m.sum()), rel=1e-5)
-    torch.testing.assert_close(clipping.metric["a"], d.square())
+    torch.testing.assert_close(clipping.metric(state)["a"], d.square())
 
 
 def test_the_ellipsoid_stays_near_a_ball_where_only_noise_is_seen_and_finds_the_shape_where_there_is_one() -> None:
@@ -271,38 +278,40 @@ def test_the_ellipsoid_stays_near_a_ball_where_only_noise_is_seen_and_finds_the_
     generator = torch.Generator().manual_seed(1)
     sizes = torch.tensor([30.0, 10.0, 3.0, 1.0]).repeat(5)
     for scale, least, most in ((0.0, 1.0, 2.0), (1.0, 2.5, 7.0)):
-        clipping: Any = MovingEllipticalClipping(1.0)
+        clipping = MovingEllipticalClipping(1.0)
+        state = clipping.init({})
         for _ in range(50):
             noisy = {"a": scale * sizes + 10 * torch.randn(20, 20, generator=generator)}
-            clipping = clipping.after(noisy, 10.0, lambda: {"a": 10.0})
-        d = clipping.now.diagonal["a"]
+            state = clipping.update(state, Released(noisy, 10.0, lambda: {"a": 10.0}))
+        d = state["diagonal"]["a"]
         assert least <= float(d.max() / d.min()) <= most
 
 
 def test_the_step_is_the_steepest_in_the_norm_that_clips() -> None:
     """What the optimizer gets is D^2 times the noisy mean, for every kind of parameter."""
     model = nn.Sequential(nn.Conv1d(1, 3, 2), nn.Flatten(), nn.Linear(9, 2))
-    clipping: Any = MovingEllipticalClipping(1.0, warmup=1)
+    clipping = MovingEllipticalClipping(1.0, warmup=1)
     plan = Plan(PoissonSampling(0.5), clipping, GaussianNoise(1.0), 2, 20)
+    state = plan.init(dict(model.named_parameters()))
     engine = Engine(model).attach()
     for number in range(2):
         step = Step(plan, number, Randomness.of(number))
         model(torch.randn(10, 1, 4)).square().mean(1).sum().backward()
-        step.add(engine.gradients(), clipping)
+        step.add(engine.gradients(), state)
         told: dict[str, torch.Tensor] = {}
         release = step.release(lambda _, noisy, told=told: told.update({n: t.clone() for n, t in noisy.items()}))
-        metric = clipping.metric or {name: torch.ones_like(t) for name, t in told.items()}
+        metric = clipping.metric(state.clipping) or {name: torch.ones_like(t) for name, t in told.items()}
         for name, noisy in told.items():
             assert release.gradients[name].dtype == torch.float32
             torch.testing.assert_close(
                 release.gradients[name].double(), noisy.double() / 10 * metric[name].double(), rtol=1e-6, atol=1e-9
             )
             found = torch.as_tensor(release.deviations()[name], dtype=torch.float64).expand_as(noisy)
-            scales = clipping.now.diagonal[name] if number else torch.ones(())
+            scales = state.clipping["diagonal"][name] if number else torch.ones(())
             torch.testing.assert_close(
                 found.double(), (metric[name] / scales / 10).expand_as(noisy).double(), check_dtype=False
             )
-        clipping = release.clipping
+        state = release.state
 
 
 def test_the_kinds_of_noise_make_private_takes() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from privet.errors import InputError, PrivetError
-from privet.methods import pate
+from privet.methods import Context, pate
 from privet.methods.voting import Voting
 from privet.privacy import Budget, Ledger, NoisyVotes, Proved, PublicRecords
 
@@ -15,7 +15,12 @@ from .test_voting import blobs
 def trained(records=None, seed=0, **change):
     torch.manual_seed(0)
     public = blobs(200, 1)
-    given = {"epsilon": 4.0, "delta": 1e-5, "named": "made up", "student": pate.Student(steps=200, learning_rate=0.01)}
+    given = {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "named": "made up",
+        "student": pate.StudentTraining(steps=200, learning_rate=0.01),
+    }
     model = nn.Linear(5, 3)
     done = pate.train(model, records or blobs(3000), public.inputs, 3, seed=seed, **(given | change))
     return done, model
@@ -40,8 +45,8 @@ def test_the_student_is_a_function_of_the_released_labels():
     def teach(inputs, labels, classes):
         return lambda queries: queries[:, :3].argmax(1)
 
-    one, model = trained(blobs(3000), queries=40, teach=teach, voting=Voting(60))
-    again, other = trained(blobs(2500, 4), queries=40, teach=teach, voting=Voting(60))
+    one, model = trained(blobs(3000), teach=teach, voting=Voting(60, queries=40))
+    again, other = trained(blobs(2500, 4), teach=teach, voting=Voting(60, queries=40))
     assert torch.equal(one.answers.labels, again.answers.labels)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
@@ -62,9 +67,9 @@ def test_classes_that_no_answer_names_are_told():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"queries": 201}, InputError, "201 queries cannot be asked of 200 public records"),
+        ({"voting": Voting(60, queries=201)}, InputError, "201 queries cannot be asked of 200 public records"),
         ({"voting": Voting(5000)}, InputError, "fewer records than 5,000 teachers"),
-        ({"queries": 1}, PrivetError, "names the same class"),
+        ({"voting": Voting(60, queries=1)}, PrivetError, "names the same class"),
         ({"epsilon": 0.0}, InputError, "epsilon of a budget must be a positive number"),
     ],
 )
@@ -82,4 +87,12 @@ def test_a_ledger_that_is_spent_is_refused():
     ledger = Ledger()
     ledger.record(NoisyVotes(0.1))
     with pytest.raises(InputError, match="spent already"):
-        trained(ledger=ledger)
+        trained(context=Context(ledger))
+
+
+def test_arguments_of_version_0_1_are_parts_of_others_now():
+    ledger, called = Ledger(), []
+    with pytest.warns(DeprecationWarning, match=r"write train\((context|voting)=...\) instead"):
+        done, _ = trained(ledger=ledger, on_step=called.append, queries=40)
+    assert done.ledger is ledger and len(ledger) == 2 and called
+    assert done.answers.asked == 40

@@ -6,11 +6,10 @@ from torch import nn
 
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.adversarial import balanced_labels
-from privet.methods.dpgan import Dpgan
-from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan
+from privet.methods import Context
+from privet.methods.dpgan import Dpgan, balanced_labels
+from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan, Layout
 from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
-from privet.methods.row_game import Layout
 from privet.methods.synthetic import Order
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger, PaddedPoisson, Proved, Relation
@@ -41,7 +40,7 @@ METHODS = {
 def synthesize(method, records=None, *, labels="protected", epsilon=3.0, size=40, seed=0):
     ledger = Ledger(relation=method.relation)
     order = Order(2, size, epsilon, 1e-5, labels=labels, seed=seed)
-    return method.synthesize(records or stripes(), order, ledger), ledger
+    return method.synthesize(records or stripes(), order, Context(ledger)), ledger
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -70,7 +69,7 @@ def test_a_game_that_is_ended_gives_what_was_trained_until_then(method):
                 raise BudgetExhausted("the time is up")
 
     ledger = Ledger(relation=method.relation)
-    made = method.synthesize(stripes(), Order(2, 40, 3.0, 1e-5, seed=0), ledger, end)
+    made = method.synthesize(stripes(), Order(2, 40, 3.0, 1e-5, seed=0), Context(ledger, on_step=end))
     assert len(made.inputs) == 40
     assert [step["step"] for step in steps] == [1, 2, 3] and steps[-1]["step"] < steps[-1]["steps"]
     assert ledger.spent(1e-5).epsilon <= 3.0
@@ -166,9 +165,9 @@ def test_labels_are_dealt_in_proportion():
     ("call", "words"),
     [
         (lambda: FrozenNoiseLayerGan(features="learnt"), "components, random, scattering"),
-        (lambda: FrozenNoiseLayerGan(label_share=1.0), "between 0 and 1"),
+        (lambda: FrozenNoiseLayerGan(label_share=1.0), "label_share is a finite number above 0 and below 1"),
         (lambda: FrozenNoiseLayerGan(sampling="shuffled"), "padded or fixed"),
-        (lambda: Dpgan.fitting((1, 8, 8), Order(2, 10, 1.0, 1e-5), True), "belongs to noise-layer-gan"),
+        (lambda: PublishedNoiseLayerGan(labels="votes"), "takes the labels as public"),
         (lambda: synthesize(FrozenNoiseLayerGan(**(SMALL | {"dimension": 65}))), "from 1 to 64 components"),
     ],
 )

@@ -11,13 +11,13 @@ from privet.data import Split
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.methods.perturbation import AppliedPerturbation, ResidualPerturbation
-from privet.methods.residual_perturbation import Answering, Schedule, train, train_by_dpsgd
+from privet.methods.residual_perturbation import Answering, SgdSchedule, train, train_by_dpsgd
 from privet.models import resnet
 from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, Proved
 from privet.training import BudgetExhausted
 from tests.audit.broken import PIXELS, RESIDUAL
 
-QUICK = Schedule(epochs=3, batch_size=16, learning_rate=0.1, milestones=(1, 2), division=4)
+QUICK = SgdSchedule(epochs=3, batch_size=16, learning_rate=0.1, milestones=(1, 2), division=4)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_a_training_that_is_ended_is_the_model_and_pays_for_the_whole_epoch(stri
 
 
 def test_an_ensemble_pays_for_each_member(stripes):
-    once = Schedule(epochs=1, batch_size=40)
+    once = SgdSchedule(epochs=1, batch_size=40)
     one, three = (
         train(network(members=k), stripes, ResidualPerturbation(0.3), once, delta=1e-5, seed=1).ledger for k in (1, 3)
     )
@@ -103,7 +103,7 @@ def test_noise_on_the_input_is_proved_and_every_record_is_seen_once_an_epoch(str
 
 def test_weights_of_strategy_two_are_not_private_and_its_answers_are_counted(stripes):
     how = ResidualPerturbation(6.0, "II", eta=0.5, pi=4.0, bound=1.0, weight_norm=1.0)
-    done = train(network(members=2), stripes, how, Schedule(epochs=1, batch_size=40), delta=1e-5, seed=0)
+    done = train(network(members=2), stripes, how, SgdSchedule(epochs=1, batch_size=40), delta=1e-5, seed=0)
     assert done.ledger.event == NotPrivate()
     assert done.ledger.spent(1e-5).epsilon == math.inf
     serving = Answering(done.model, done.applied)
@@ -184,4 +184,4 @@ def test_per_example_gradients_under_noise_are_those_of_single_losses(stripes, s
 def test_the_rate_falls_at_its_milestones():
     assert [QUICK.rate(epoch) for epoch in range(4)] == [0.1, 0.025, 0.00625, 0.00625]
     with pytest.raises(InputError):
-        Schedule(epochs=0)
+        SgdSchedule(epochs=0)

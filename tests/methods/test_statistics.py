@@ -6,8 +6,7 @@ import torch
 
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.dp_pca import private_components
-from privet.methods.statistics import private_mean, private_second_moment
+from privet.methods.statistics import private_components, private_mean, private_second_moment
 from privet.privacy import CovarianceRelease, Gaussian, Ledger
 from privet.randomness import Randomness
 

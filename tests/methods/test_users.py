@@ -10,34 +10,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from privet.clipping.bounded import BoundedSum
-from privet.clipping.rows import (
+from privet.clipping.bounded import (
+    BoundedSum,
     clipped_sum,
     grouped_count,
     grouped_second_moment,
     grouped_sum,
-    normalised_second_moment,
+    normalized_second_moment,
 )
 from privet.data import Split, divide
 from privet.data.dataset import Dataset
 from privet.errors import InputError
-from privet.methods import dpsgd, optimized_noise, pate, residual_perturbation
-from privet.methods.class_statistics import private_counts, private_second_moments, private_sums
-from privet.methods.dp_pca import private_components
+from privet.methods import Context, dpsgd, optimized_noise, pate, residual_perturbation
+from privet.methods.class_moments import Moments
 from privet.methods.dpgan import Dpgan
 from privet.methods.frozen_noise_layer_gan import FrozenNoiseLayerGan
-from privet.methods.moments import Moments
 from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
-from privet.methods.statistics import private_mean, private_second_moment
+from privet.methods.statistics import (
+    private_components,
+    private_counts,
+    private_mean,
+    private_second_moment,
+    private_second_moments,
+    private_sums,
+)
 from privet.methods.synthetic import Order
-from privet.methods.teachers import ballots, parts
+from privet.methods.voting import ballots, parts
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 
 STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], BoundedSum]] = {
     "sum": lambda rows, groups, shares: clipped_sum(rows, 0.7, shares),
-    "moment": lambda rows, groups, shares: normalised_second_moment(rows, shares),
-    "moment of several rows": lambda rows, groups, shares: normalised_second_moment(rows.view(len(rows), 2, 2), shares),
+    "moment": lambda rows, groups, shares: normalized_second_moment(rows, shares),
+    "moment of several rows": lambda rows, groups, shares: normalized_second_moment(rows.view(len(rows), 2, 2), shares),
     "counts": lambda rows, groups, shares: grouped_count(groups, 3, shares),
     "sums": lambda rows, groups, shares: grouped_sum(rows, groups, 3, 0.7, shares),
     "moments": lambda rows, groups, shares: grouped_second_moment(rows, groups, 3, 0.7, shares),
@@ -90,7 +95,14 @@ def test_a_ledger_is_charged_for_its_own_unit_only(unit: str) -> None:
         lambda: private_sums(other.inputs, other.labels, 3, bound=1.0, **kept, **shares),
         lambda: private_second_moments(other.inputs, other.labels, 3, bound=1.0, **kept, **shares),
         lambda: pate.train(
-            nn.Linear(4, 3), other, torch.rand(9, 4), 3, epsilon=1.0, delta=1e-3, named="x", ledger=kept["ledger"]
+            nn.Linear(4, 3),
+            other,
+            torch.rand(9, 4),
+            3,
+            epsilon=1.0,
+            delta=1e-3,
+            named="x",
+            context=Context(kept["ledger"]),
         ),
     ]
     for call in calls:
@@ -154,7 +166,7 @@ def test_synthesis_by_users_is_charged_to_users(method: Moments | Dpgan) -> None
     split = some_split([i // 3 for i in range(300)])
     ledger = Ledger(unit="user")
     order = Order(classes=3, size=20, epsilon=2.0, delta=1e-3, records=split.units, seed=0)
-    made = method.synthesize(split.with_inputs(split.inputs.sigmoid()), order, ledger)
+    made = method.synthesize(split.with_inputs(split.inputs.sigmoid()), order, Context(ledger))
     assert len(made.labels) == 20 and ledger.spent(1e-3).epsilon <= 2.0 and ledger.spent(1e-3).unit == "user"
 
 
@@ -163,7 +175,7 @@ def test_synthesis_without_a_proof_for_users_is_refused(method: PublishedNoiseLa
     images = Split(torch.rand(8, 1, 28, 28), torch.zeros(8, dtype=torch.int64), torch.arange(8) // 2)
     order = Order(classes=2, size=4, epsilon=2.0, delta=1e-3, records=8, seed=0)
     with pytest.raises(InputError, match="protects records"):
-        method.synthesize(images, order, Ledger(unit="user"))
+        method.synthesize(images, order, Context(Ledger(unit="user")))
 
 
 def test_training_without_a_proof_for_users_is_refused() -> None:

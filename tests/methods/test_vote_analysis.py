@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privet.methods.vote_analysis import ORDERS, analyse, divergences, log_upset
-from privet.methods.voting import Confidence
+from privet.methods.voting import ORDERS, Confidence, analyse, divergences, log_upset
 from privet.privacy import Ledger, NoisyTopCount, NoisyVotes
 
 from .test_voting import winner_probabilities

@@ -5,10 +5,10 @@ import torch
 
 from privet.data import Split
 from privet.errors import InputError, PrivetError
-from privet.methods import voting
-from privet.methods.moments import Moments
+from privet.methods import Context, voting
+from privet.methods.class_moments import Moments
+from privet.methods.pate import VotedLabels, usual_teachers
 from privet.methods.synthetic import Order
-from privet.methods.voted_labels import VotedLabels
 from privet.noise import GaussianNoise
 from privet.privacy import Ledger, NoisyTopCount, NoisyVotes, Proved, Relation
 
@@ -30,7 +30,7 @@ def order_of(classes=2, size=40, epsilon=3.0, seed=0, records=300):
 
 def synthesize(method, records=None, order=None):
     ledger = Ledger(relation=method.relation)
-    return method.synthesize(records or stripes(), order or order_of(), ledger), ledger
+    return method.synthesize(records or stripes(), order or order_of(), Context(ledger)), ledger
 
 
 @pytest.mark.parametrize("name", ["components", "fixed", "dpgan"])
@@ -46,7 +46,7 @@ def test_inputs_and_votes_spend_one_budget_together(name):
 
 def test_the_votes_get_their_share():
     """Of Gaussian releases the squared inverses of the noise add up: the two parts are as asked for."""
-    method = VotedLabels(Moments(4, 2.0, 1.0, generator_share=1.0), votes_share=0.2, **SHAPED)
+    method = VotedLabels(Moments(components=4, bound=2.0, spread=1.0, generator_share=1.0), votes_share=0.2, **SHAPED)
     _, ledger = synthesize(method, blocks(600), order_of(3))
     *before, (votes, _) = ledger
     inputs = sum(1 / event.noise_multiplier**2 for event, _ in before)
@@ -55,7 +55,7 @@ def test_the_votes_get_their_share():
 
 
 def test_the_labels_of_well_separated_classes_come_back():
-    method = VotedLabels(Moments(5, 1.5, 0.3, generator_share=1.0), teachers=30)
+    method = VotedLabels(Moments(components=5, bound=1.5, spread=0.3, generator_share=1.0), teachers=30)
     made, _ = synthesize(method, blocks(), order_of(3, 300, 8.0))
     assert (made.labels == made.inputs[:, :3].argmax(1)).float().mean() > 0.9
 
@@ -68,7 +68,7 @@ def test_records_are_used_through_released_values_alone(monkeypatch):
         released.append(value)
         return value
 
-    method = VotedLabels(Moments(20, 6.0, 4.0, generator_share=1.0), **SHAPED)
+    method = VotedLabels(Moments(components=20, bound=6.0, spread=4.0, generator_share=1.0), **SHAPED)
     monkeypatch.setattr(GaussianNoise, "add", lambda self, bounded, source: dict(kept(add(self, bounded, source))))
     monkeypatch.setattr(voting, "noisy_counts", lambda *given: kept(counted(*given)))
     first, _ = synthesize(method)
@@ -95,13 +95,17 @@ def test_the_noise_of_the_votes_is_not_that_of_the_inputs(monkeypatch):
             drawn.append(source.initial_seed()) or add(self, bounded, source)
         ),
     )
-    synthesize(VotedLabels(Moments(20, 6.0, 4.0, generator_share=1.0), **SHAPED))
+    synthesize(VotedLabels(Moments(components=20, bound=6.0, spread=4.0, generator_share=1.0), **SHAPED))
     assert len(set(drawn)) == 2 and drawn.count(drawn[-1]) == 1
 
 
 def test_confident_voting_answers_what_is_sure():
     method = VotedLabels(
-        Moments(4, 2.0, 1.0, generator_share=1.0), teachers=30, queries=20, threshold=20, threshold_noise=40
+        Moments(components=4, bound=2.0, spread=1.0, generator_share=1.0),
+        teachers=30,
+        queries=20,
+        threshold=20,
+        threshold_noise=40,
     )
     made, ledger = synthesize(method, blocks(), order_of(3, epsilon=20.0))
     *_, (checks, _), (votes, _) = ledger
@@ -126,5 +130,5 @@ def test_what_cannot_be_voted_on_is_refused_by_name(change, words):
 
 def test_the_settings_follow_from_the_records_and_the_budget():
     order = order_of(10, records=60_000)
-    assert VotedLabels.fitting(Moments.fitting((1, 28, 28), order), order).teachers == 250
+    assert usual_teachers(order.records, order.epsilon) == 250
     assert Moments.fitting((1, 28, 28), order).generator_share == 1.0  # the votes are its teacher

@@ -14,10 +14,21 @@ from privet import audit
 from privet.audit.bounds import GaussianTradeOff
 from privet.data import Split
 from privet.errors import InputError, PrivetError
-from privet.methods.teachers import KernelTeacher, PublicView, ballots, parts
-from privet.methods.voting import Confidence, Voting, answer, label_by_votes, noisy_counts, noisy_top_counts
+from privet.methods import Context
+from privet.methods.voting import (
+    Confidence,
+    KernelTeacher,
+    PublicView,
+    Voting,
+    answer,
+    ballots,
+    label_by_votes,
+    noisy_counts,
+    noisy_top_counts,
+    parts,
+)
 from privet.privacy import Budget, Ledger, NoisyTopCount, NoisyVotes, Proved, Relation
-from privet.privacy.accountants.gdp import gdp_epsilon
+from privet.privacy.accountants.rdp import gdp_epsilon
 from privet.randomness import Randomness, SecureSource
 
 
@@ -33,6 +44,18 @@ def blobs(count, seed=0, classes=3):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=generator)
     return Split(3 * one_hot(labels, 5).float() + torch.randn(count, 5, generator=generator), labels)
+
+
+def answered(counts, confidence, budget, ledger, seed=0):
+    noise = torch.Generator().manual_seed(seed)
+    return answer(
+        lambda: counts,
+        len(counts),
+        confidence,
+        budget=budget,
+        context=Context(ledger),
+        randomness=Randomness(noise, noise, seed),
+    )
 
 
 def first_label(inputs, labels, classes):
@@ -54,7 +77,7 @@ def test_each_record_is_read_by_one_teacher_and_only_then():
         blobs(20, 1).inputs,
         3,
         budget=Budget(3, 1e-5),
-        ledger=Ledger(),
+        context=Context(Ledger()),
         randomness=Randomness.of(0),
         voting=Voting(12),
     )
@@ -133,9 +156,7 @@ def test_the_winner_wins_as_often_as_the_integral_says(source):
 def test_confident_voting_answers_where_the_noisy_count_reaches_the_threshold():
     counts = torch.tensor([[90, 10]] * 3000 + [[55, 45]] * 3000)
     ledger = Ledger()
-    found = answer(
-        counts, Confidence(70.0, 10.0), budget=Budget(99, 1e-5), ledger=ledger, source=torch.Generator().manual_seed(0)
-    )
+    found = answered(counts, Confidence(70.0, 10.0), Budget(99, 1e-5), ledger)
     sure = (found.queries < 3000).sum().item() / 3000
     unsure = (found.queries >= 3000).sum().item() / 3000
     assert sure == pytest.approx(stats.norm.cdf(2), abs=0.02)
@@ -150,8 +171,7 @@ def test_confident_voting_answers_where_the_noisy_count_reaches_the_threshold():
 def test_all_of_the_budget_and_no_more_is_spent_whatever_is_answered(confidence, relation):
     for counts in (torch.tensor([[40, 3, 7]] * 60), torch.tensor([[18, 17, 15]] * 60)):
         ledger = Ledger(relation=relation)
-        source = torch.Generator().manual_seed(1)
-        answer(counts, confidence, budget=Budget(2.0, 1e-5, relation), ledger=ledger, source=source)
+        answered(counts, confidence, Budget(2.0, 1e-5, relation), ledger, seed=1)
         spent = ledger.spent(1e-5)
         assert 2.0 * 0.998 < spent.epsilon <= 2.0
         assert spent.guarantee == Proved()
@@ -179,7 +199,7 @@ def test_synthetic_examples_are_labelled_within_what_is_left():
         examples.inputs,
         3,
         budget=Budget(8.0, 1e-5),
-        ledger=ledger,
+        context=Context(ledger),
         randomness=Randomness.of(0),
         voting=Voting(60),
     )
@@ -244,7 +264,7 @@ def test_what_cannot_be_voted_on_is_refused_by_name(change, message):
     given = {"records": blobs(300), "queries": blobs(9, 1).inputs, "classes": 3, "voting": Voting(10)} | change
     ledger = Ledger()
     with pytest.raises(InputError, match=message):
-        label_by_votes(**given, budget=Budget(1, 1e-5), ledger=ledger, randomness=Randomness.of(0))
+        label_by_votes(**given, budget=Budget(1, 1e-5), context=Context(ledger), randomness=Randomness.of(0))
     assert len(ledger) == 0
 
 
@@ -270,24 +290,14 @@ def test_a_teacher_that_says_no_class_is_stopped():
 
 
 def test_nobody_sure_enough_is_an_error_that_says_what_to_do():
+    ledger = Ledger()
     with pytest.raises(PrivetError, match="lower the threshold"):
-        answer(
-            torch.tensor([[5, 5]]),
-            Confidence(1000.0, 10.0),
-            budget=Budget(1, 1e-5),
-            ledger=Ledger(),
-            source=torch.Generator().manual_seed(0),
-        )
+        answered(torch.tensor([[5, 5]]), Confidence(1000.0, 10.0), Budget(1, 1e-5), ledger)
+    assert len(ledger) == 1, "that nobody was sure is a release"
 
 
 def test_checks_that_cost_more_than_the_budget_are_refused_before_they_are_made():
     ledger = Ledger()
     with pytest.raises(InputError, match="Count with more noise, or ask fewer queries"):
-        answer(
-            torch.tensor([[5, 5]] * 100),
-            Confidence(7.0, 1.0),
-            budget=Budget(1, 1e-5),
-            ledger=ledger,
-            source=torch.Generator().manual_seed(0),
-        )
+        answered(torch.tensor([[5, 5]] * 100), Confidence(7.0, 1.0), Budget(1, 1e-5), ledger)
     assert len(ledger) == 0

@@ -9,7 +9,7 @@ from torch import nn
 
 from privet.errors import InputError
 from privet.models import resnet
-from privet.models.resnet import Ensemble, ResidualBlock
+from privet.models.classifiers import Ensemble, ResidualBlock
 
 
 @pytest.mark.parametrize("depth", [8, 14, 20])

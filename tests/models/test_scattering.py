@@ -10,7 +10,7 @@ import torch
 
 from privet.errors import InputError
 from privet.models import scattering_linear
-from privet.models.scattering import GroupNormalise, Mirrored, Opponent, Scattering
+from privet.models.features import GroupNormalize, Mirrored, Opponent, Scattering
 
 STORED = json.loads((Path(__file__).parent / "oracles" / "scattering.json").read_text())
 
@@ -121,7 +121,7 @@ def test_colours_are_turned_without_changing_their_length():
 def test_normalised_images_are_bounded_whatever_they_hold():
     maps = torch.cat([torch.randn(2, 6, 3, 3) * 1e4, torch.zeros(1, 6, 3, 3), torch.ones(1, 6, 3, 3)])
     maps[0, 0, 0, 0] = 1e9
-    norms = GroupNormalise(3)(maps).flatten(1).norm(dim=1)
+    norms = GroupNormalize(3)(maps).flatten(1).norm(dim=1)
     assert bool((norms <= math.sqrt(6 * 9) * (1 + 1e-6)).all())
 
 

@@ -20,10 +20,10 @@ from privet.noise import (
     StaircaseNoise,
     lower_bound,
 )
-from privet.noise.bound import LEAST, isotropic_constant
+from privet.noise.additive import LEAST, isotropic_constant
 from privet.privacy import GroupedL2, IsotropicL2, PureEpsilon, accountant_named
 from privet.randomness import SecureSource
-from privet.randomness.draws import gamma
+from privet.randomness.sources import gamma
 
 FAMILIES = (ProductLaplaceNoise, IsotropicL2Noise, GroupedL2Noise)
 

@@ -133,7 +133,7 @@ def test_steps_are_not_lost_to_floating_point():
         (lambda: calibrate_noise(1.0, 1e-5, 0.01, 10, before=Gaussian(1.0)), "is spent already: epsilon = 4.3"),
         (lambda: calibrate_noise(1.0, 1e-5, 0.01, 10, before=NotPrivate()), "spent already: epsilon = inf"),
         (lambda: calibrate_steps(0.01, 1e-5, 0.5, 1.0), "less than one step costs: epsilon"),
-        (lambda: calibrate_steps(1.0, 1e-5, 0.0, 1.0), "any number of steps"),
+        (lambda: calibrate_steps(1.0, 1e-5, 0.0, 1.0), "give a rate above 0"),
         (lambda: calibrate_batch_size(0.01, 1e-9, 10, 0.5, steps=100), "an expected batch of one record"),
         (lambda: calibrate_batch_size(1.0, 1e-5, 10, 0.5), "either steps or epochs"),
         (lambda: calibrate_batch_size(1.0, 1e-5, 0, 0.5, steps=3), "at least one example"),
@@ -143,7 +143,7 @@ def test_steps_are_not_lost_to_floating_point():
         (lambda: Schedule.linear(1.0, 2.0, 0), "at least one step"),
         (lambda: Schedule.of([1.0, 0.0]), "above 0"),
         (lambda: Schedule.linear(-1.0, 2.0, 10), "above 0"),
-        (lambda: Budget(1.0, 1e-5, "replace-one").after(Ledger()), "for replace-one and the ledger for add-remove"),
+        (lambda: Budget(1.0, 1e-5, "replace-one").after(Ledger()), "for replace-one, but the ledger is for add-remove"),
     ],
 )
 def test_impossible_requests_get_a_sentence(call, message):

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from privet import make_private
 from privet.errors import InputError, PrivetWarning
 from privet.privacy import delta_warning, usual_delta
-from privet.privacy.account import account
+from privet.privacy.budget import account
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_nobody_is_no_number_of_records() -> None:
 
 def test_the_warning_starts_at_one_over_the_number_and_names_the_unit() -> None:
     assert delta_warning(0.0099, 100) == ""
-    assert "1/N = 0.01, N being the number of records" in delta_warning(0.01, 100)
-    assert "publishes a random user whole" in delta_warning(0.5, 100, "user")
+    assert "1/N = 0.01, where N is the number of records" in delta_warning(0.01, 100)
+    assert "publishes one random user in full" in delta_warning(0.5, 100, "user")
     (said,) = account(examples=100, delta=0.01, batch_size=10, noise_multiplier=1.0, steps=3).warnings
     assert said == delta_warning(0.01, 100)
 
@@ -59,7 +59,7 @@ def test_make_private_warns_by_the_public_size() -> None:
             **settings,  # type: ignore[arg-type]
         ).close()
 
-    with pytest.warns(PrivetWarning, match="1/N = 0.01, N"):
+    with pytest.warns(PrivetWarning, match="1/N = 0.01, where N"):
         make(public_size=100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -110,7 +110,7 @@ def test_sampling_is_described():
         (lambda: IsotropicL2(1.0, 0), "dimension"),
         (lambda: GroupedL2(()), "rates"),
         (lambda: Gaussian(1.0) * -1, "cannot happen -1 times"),
-        (lambda: PublishedClaim(1.0, 0.0, "", "x"), "who claims"),
+        (lambda: PublishedClaim(1.0, 0.0, "", "x"), "who made it"),
         (lambda: Event.from_dict({"kind": "Telepathy"}), "knows no event"),
         (lambda: Event.from_dict({"kind": "Gaussian"}), "fields"),
         (lambda: Event.from_dict({"kind": "Gaussian", "noise_multiplier": 1.0, "x": 1}), "fields"),

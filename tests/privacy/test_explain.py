@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from privet.privacy import ApproximateDP, Assumed, Gaussian, NotPrivate, PublishedClaim, PureEpsilon, accountant_named
-from privet.privacy.explain import WIDTH, explain
+from privet.privacy.meaning import WIDTH, explain
 from privet.privacy.spent import round_up
 
 MU = 0.5

@@ -23,9 +23,8 @@ from privet.privacy import (
     UnsupportedEventError,
     accountant_named,
 )
-from privet.privacy.accountants.gdp import gdp_delta
-from privet.privacy.accountants.rdp import divergences
-from privet.privacy.relations import Relation
+from privet.privacy.accountants.rdp import divergences, gdp_delta
+from privet.privacy.guarantees import Relation
 
 PLD = accountant_named("pld")
 
@@ -205,5 +204,5 @@ def test_a_budget_after_a_ledger_speaks_of_its_unit_and_its_conditions():
     assert "the number of users is public" in str(budget.spent())
     other = Ledger()
     other.record(Gaussian(4.0))
-    with pytest.raises(InputError, match="protects a user"):
+    with pytest.raises(InputError, match="protect a user"):
         budget.after(other)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from privet.errors import InputError
+from privet.io.chained import chained as _chain
 from privet.privacy import (
     Claimed,
     Gaussian,
@@ -22,7 +23,6 @@ from privet.privacy import (
     Relation,
     accountant_named,
 )
-from privet.privacy.ledger import _chain
 
 STEP = PoissonSampled(0.01, Gaussian(1.1))
 
@@ -141,7 +141,7 @@ def test_a_closed_or_read_only_ledger_takes_nothing(path):
         closed.record(STEP)
     with pytest.raises(LedgerError, match="reading only"):
         Ledger.open(path, read_only=True).record(STEP)
-    with pytest.raises(InputError, match="holds events"):
+    with pytest.raises(InputError, match="records events"):
         Ledger().record("a step")
     with pytest.raises(InputError, match="cannot be read"):
         Ledger.open(path.with_name("absent"))
@@ -238,7 +238,7 @@ def test_processes_that_append_at_the_same_time_lose_nothing(path, writers, even
 def test_a_writer_between_reading_and_locking_is_not_overwritten(path, monkeypatch):
     """The moment in which events were lost: somebody appends just before the lock is taken."""
     written(path, 2)
-    from privet.privacy import ledger as module
+    from privet.io import chained as module
 
     real = module.Lock
 
@@ -325,7 +325,7 @@ def long_ledger(path, events, kinds, monkeypatch):
 
 def test_a_long_ledger_is_opened_without_parsing_its_repeated_lines(path, monkeypatch):
     """Each line is hashed, and only the lines that say something new are parsed: each event twice, and the header."""
-    from privet.privacy import ledger as module
+    from privet.io import chained as module
 
     written = long_ledger(path, 100_000, 3, monkeypatch)
     parsed, real = [], module.json.loads
@@ -443,3 +443,68 @@ def test_a_link_to_a_ledger_is_the_same_ledger(path, tmp_path):
     with Ledger.open(link) as ledger:
         ledger.record(STEP)
     assert len(Ledger.open(path, read_only=True)) == 6
+
+
+# --- drafts -------------------------------------------------------------------------------------------------------------
+
+
+def drafted(ledger):
+    """A draft with a new event, one that the ledger knows, and a condition."""
+    draft = ledger.draft()
+    draft.record(Gaussian(3.0))
+    draft.record(STEP, 4)
+    draft.record(STEP)
+    draft.condition("the number of records is public")
+    return draft
+
+
+def test_a_draft_goes_on_from_a_ledger_and_changes_nothing_in_it(path):
+    with Ledger(path, unit="user") as ledger:
+        ledger.record(STEP)
+        before = path.read_bytes()
+        draft = drafted(ledger)
+        assert path.read_bytes() == before and len(ledger) == 1 and draft.unit == "user"
+        assert draft.event == STEP + Gaussian(3.0) + STEP * 5 and draft.before == ledger.head
+        ledger.extend(draft.entries, draft.before)
+        assert ledger.head == draft.head and ledger.event == draft.event and ledger.conditions == draft.conditions
+    assert Ledger.open(path, read_only=True).event == draft.event
+
+
+@pytest.mark.parametrize("there", range(5))
+def test_a_draft_is_taken_over_once_wherever_that_was_interrupted(path, there):
+    with Ledger(path) as ledger:
+        ledger.record(STEP)
+        draft = drafted(ledger)
+        ledger.extend(draft.entries[:there], draft.before)
+    entries = json.loads(json.dumps(draft.entries))  # as a file keeps them
+    with Ledger.open(path) as ledger:
+        for _ in range(2):
+            ledger.extend(entries, draft.before)
+            assert ledger.head == draft.head and len(ledger) == 4
+        ledger.record(STEP)
+        ledger.extend(entries, draft.before)
+        assert len(ledger) == 5
+
+
+def test_a_draft_of_a_ledger_that_lost_lines_or_went_another_way_is_refused(path):
+    with Ledger(path) as ledger:
+        ledger.record(STEP)
+        draft = drafted(ledger)
+        ledger.record(Gaussian(7.0))
+        with pytest.raises(LedgerError, match="older copy was put back"):
+            ledger.extend(draft.entries, draft.before)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with Ledger.open(path) as ledger:
+        with pytest.raises(LedgerError, match="lines were removed"):
+            ledger.extend(draft.entries, draft.before)
+        assert len(ledger) == 0
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.draft()
+
+
+def test_a_draft_of_a_ledger_in_memory():
+    ledger = Ledger()
+    draft = drafted(ledger)
+    ledger.extend(draft.entries, draft.before)
+    ledger.extend(draft.entries, draft.before)
+    assert len(ledger) == 3 and ledger.head == draft.head

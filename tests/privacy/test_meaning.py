@@ -29,9 +29,9 @@ from privet.privacy import (
     Spent,
     accountant_named,
 )
-from privet.privacy.group import SampledGroupPair, group_pairs
 from privet.privacy.meaning import GENERAL, STATEMENT_ALONE
 from privet.privacy.pld.engine import deltas_of, epsilon_of
+from privet.privacy.pld.pairs import SampledGroupPair, group_pairs
 
 PLD = accountant_named("pld")
 STEP = PoissonSampled(0.01, Gaussian(1.1))

@@ -27,8 +27,8 @@ from privet.privacy import (
     UnsupportedEventError,
     accountant_named,
 )
-from privet.privacy.accountants.gdp import gdp_delta
-from privet.privacy.pld.isotropic import IsotropicPair
+from privet.privacy.accountants.rdp import gdp_delta
+from privet.privacy.pld.pairs import IsotropicPair
 
 PLD = accountant_named("pld")
 EPSILONS = (0.0, 0.01, 0.1, 0.4, 0.9)

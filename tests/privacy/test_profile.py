@@ -20,7 +20,7 @@ from privet.privacy import (
     accountant_named,
     accountant_names,
 )
-from privet.privacy.accountants.gdp import gdp_delta
+from privet.privacy.accountants.rdp import gdp_delta
 
 PLD = accountant_named("pld")
 STEPS = PoissonSampled(0.01, Gaussian(1.1)) * 1500

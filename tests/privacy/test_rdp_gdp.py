@@ -20,7 +20,7 @@ from privet.privacy import (
     UnsupportedEventError,
     accountant_named,
 )
-from privet.privacy.accountants.gdp import gdp_delta
+from privet.privacy.accountants.rdp import gdp_delta
 
 RDP, GDP, PLD = (accountant_named(name) for name in ("rdp", "gdp", "pld"))
 

@@ -35,7 +35,7 @@ def test_runs_about_the_same_neighbors_are_composed():
 def test_runs_about_different_neighbors_are_read_for_replacing_a_record():
     both = spent_together([Part(STEPS, ADD), Part(FIXED, REPLACE)], 1e-5)
     assert both.spent == PLD.spent(STEPS + FIXED, 1e-5, REPLACE)
-    assert "Statements about adding or removing a record were read for replacing one" in str(both)
+    assert "Runs with statements about adding or removing a record were counted for replacing one" in str(both)
     assert both.epsilon > max(PLD.epsilon(STEPS, 1e-5), PLD.epsilon(FIXED, 1e-5, REPLACE))
 
 
@@ -53,7 +53,7 @@ def test_what_is_bounded_for_replacing_only_is_left_out_of_a_statement_about_add
 def test_another_unit_is_left_out_and_the_rest_is_still_counted():
     three = spent_together([Part(STEPS, ADD), Part(Gaussian(5.0), ADD, "user", "theirs"), Part(STEPS, ADD)], 1e-5)
     assert three.epsilon == PLD.epsilon(STEPS * 2, 1e-5)
-    assert three.left_out == (("theirs", "it protects one user, and the others one record"),)
+    assert three.left_out == (("theirs", "it protects one user, but the others protect one record"),)
 
 
 def test_group_privacy_where_there_is_nothing_better():

@@ -4,14 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from privet.errors import InputError
-from privet.privacy.accountants.gdp import gdp_delta, gdp_epsilon
-from privet.privacy.meaning import epsilons_to
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES, TradeOff
+from privet.privacy.accountants.rdp import gdp_delta, gdp_epsilon
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES, TradeOff, epsilons_to
 
 RATES = (0.0, 1e-5, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0)
 statements = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1)), min_size=1, max_size=12)
@@ -64,6 +63,7 @@ def test_more_statements_never_help_the_attacker(some, more, rate):
     assert both.advantage <= curve.advantage + 1e-12
 
 
+@example(5.0, 1e-13, 5)
 @given(st.floats(0, 8), st.floats(0, 0.3), st.integers(1, 5))
 def test_a_group_of_one_statement_is_the_general_bound(epsilon, delta, size):
     group = TradeOff([(epsilon, delta)]).group(size)

@@ -10,7 +10,7 @@ from torch import nn
 
 from privet.attacks import LossThreshold
 from privet.audit import Audit, Claim
-from privet.data.digits import load_digits
+from privet.data.catalogue import load_digits
 from privet.methods.private_accuracy import exactly
 from privet.privacy.events import Gaussian, PoissonSampled
 from privet.privacy.ledger import Ledger
@@ -73,7 +73,7 @@ def private_run(folder: Path) -> RunRecord:
         training_accuracy=float((model(x).argmax(1) == y).float().mean()),
         utility=exactly(model(x_test).argmax(1), y_test, len(data.classes)),
         ledger_head=ledger.head,
-        attack=AttackResult.of("Loss threshold", LossThreshold()(model, (x, y), (x_test, y_test))),
+        attacks=(AttackResult.of("Loss threshold", LossThreshold()(model, (x, y), (x_test, y_test))),),
     )
     record.write(folder)
     return record

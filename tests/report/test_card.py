@@ -7,12 +7,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from privet.audit import Audit, Claim
 from privet.cli import app
 from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled, Relation
 from privet.report import OtherRun, RunRecord, SyntheticSummary, find_others, write_card
 from privet.report.card import card, markdown
-from privet.report.data_mark import mark_of
-from privet.report.others import together
+from privet.report.others import mark_of, together
 from privet.report.record import Stated
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
@@ -67,7 +67,7 @@ def test_every_answer_of_the_table_is_there(record, ledger):
 
 def test_what_was_computed_from_private_records_stays_off_the_card(record, ledger):
     secret, open_ = card(record, ledger), card(public(record), ledger)
-    assert secret["attacks"][0].keys() == {"name", "figures"}
+    assert secret["attacks"][0].keys() == {"name", "key", "date", "power", "command", "figures"}
     assert secret["measured"].keys() == {"said"}
     assert "was not measured in a way that may be published" in secret["measured"]["said"]
     assert open_["measured"]["accuracy"] == pytest.approx(record.test_accuracy)
@@ -83,6 +83,30 @@ def test_the_place_of_the_records_on_the_machine_is_not_told(record, ledger):
         data=dataclasses.replace(record.data, source="csv:/home/somebody/patients.csv", schema="/home/somebody/s.json"),
     )
     assert "somebody" not in text(kept, ledger) + json.dumps(card(kept, ledger))
+
+
+def test_commands_are_told_without_places_and_seeds(record, ledger):
+    """The command of an attack once put the place of the records, and the seed of the noise, on the card."""
+    made = ("privet", "train", "--data=csv:/home/somebody/patients.csv", "--seed", "4711", "--out", "/home/somebody/a/")
+    again = ("privet", "attack", "/home/somebody/a", "--model", "py:package.module:Net", "--seed=4711")
+    audit = Audit("One step", Claim(1.0, 1e-5, "x"), 0.1, 2.0, 0.99, "m", "e", date="2025-02-03", command=again)
+    attack = dataclasses.replace(record.attack, date="2025-01-31T12:00:00+00:00", power="All of it", command=made)
+    kept = dataclasses.replace(record, attacks=(attack, attack), audits=(audit,))
+    plain, said = card(kept, ledger), text(kept, ledger)
+    for told in (json.dumps(plain), said):
+        assert "somebody" not in told and "4711" not in told
+        assert "privet train --data=csv:patients.csv --seed ... --out a" in told
+        assert "privet attack a --model py:package.module:Net --seed=..." in told
+        assert "2025-02-03" in told and "2025-01-31" in told and "All of it" in told
+    assert len(plain["attacks"]) == said.count("- Loss threshold, 2025-01-31.") == 2
+
+
+def test_what_an_audit_left_out_is_on_the_card(record, ledger):
+    audit = Audit(
+        "One step", Claim(1.0, 1e-5, "x"), 0.1, 2.0, 0.99, "m", "e", audited="the noise", not_audited="the model"
+    )
+    said = text(dataclasses.replace(record, audits=(audit,)), ledger)
+    assert "Consistent for the parts that were audited. Audited: the noise. **Not audited: the model.**" in said
 
 
 def test_what_the_user_named_cannot_become_markup(record, ledger):
@@ -209,7 +233,7 @@ def test_two_runs_with_the_same_settings_are_two(record, tmp_path):
         dataclasses.replace(record, ledger_head=other.head).write(folder)
     found = find_others(tmp_path / "new", record.data.fingerprint, [tmp_path / "two"])
     assert [run.name for run in found] == ["one", "two"]
-    assert found[0].ledger_head == found[1].ledger_head
+    assert found[0].ledger_head != found[1].ledger_head
     ledger = Ledger()
     ledger.record(STEP, 5)
     total = together(dataclasses.replace(record, others=found), ledger)

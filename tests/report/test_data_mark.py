@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privet.report.data_mark import KEY_FILE, fits, mark_of
+from privet.report.others import KEY_FILE, fits, mark_of
 
 PRINT, OTHER = "ab" * 32, "cd" * 32
 

@@ -7,9 +7,8 @@ import pytest
 
 from privet.privacy import Claimed, CovarianceRelease, Gaussian, Ledger, PoissonSampled
 from privet.privacy.events import NoisyVotes, PureEpsilon
-from privet.report import RunRecord
-from privet.report.drawing import describe_way, draw_way
-from privet.report.places import WAYS, way_of
+from privet.report import RunRecord, SyntheticSummary
+from privet.report.places import WAYS, describe_way, draw_way, way_of
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
 
@@ -58,6 +57,13 @@ def test_noise_comes_before_the_release_and_what_goes_around_it_is_named(way):
 def test_the_ledger_tells_the_place_where_the_record_does_not(record, event, count, noise):
     way = way_of(record, of(event, count))
     assert noise in [stage.title for stage in way.stages if stage.noise]
+
+
+def test_a_model_of_noisy_statistics_is_not_drawn_as_synthetic_data(record):
+    assert record.synthetic is None
+    assert way_of(record, of(CovarianceRelease(3.0), 2)).stages[-1].title == "The trained model"
+    made = dataclasses.replace(record, synthetic=SyntheticSummary(10, ("synthetic.npz",)))
+    assert way_of(made, of(CovarianceRelease(3.0), 2)).stages[-1].title == "The synthetic data set"
 
 
 def test_the_numbers_are_the_runs_own(record):

@@ -11,12 +11,14 @@ from importlib import resources
 import pytest
 from typer.testing import CliRunner
 
+from privet.attacks.result import Rate
+from privet.audit import Audit, Claim
 from privet.cli import app
 from privet.errors import InputError, PrivetError
 from privet.privacy import Assumed, Claimed, Gaussian, Ledger, NotPrivate, PoissonSampled, PureEpsilon
 from privet.report import RunRecord, SyntheticSummary, render, words, write_page
 from privet.report.others import together
-from privet.report.record import Rate
+from privet.report.page import above_the_limit
 from privet.report.statement import meaning
 
 STEP = PoissonSampled(0.1, Gaussian(2.0))
@@ -123,6 +125,10 @@ def test_what_the_user_named_cannot_become_markup(record, ledger):
     assert not outline.all("script")
 
 
+def attacked(record: RunRecord, *attacks) -> RunRecord:
+    return dataclasses.replace(record, attacks=attacks)
+
+
 def with_event(event) -> Ledger:
     ledger = Ledger()
     ledger.record(event)
@@ -184,6 +190,17 @@ def test_the_limit_of_the_attack_is_the_run_s_own_curve(record, ledger):
     assert words.share_at_most(own) in render(record, ledger)
 
 
+def test_what_an_audit_refutes_is_neither_green_nor_called_private(record, ledger):
+    audit = Audit("One step", Claim(1.0, 1e-5, "x"), 2.5, 4.3, 0.99, "m", "e")
+    page = render(dataclasses.replace(record, audits=(audit,), seeds={}), ledger)
+    assert "✗</span>Refuted by an audit" in page and '<section class="statement proved"' not in page
+    assert "NOT FOR RELEASE: an audit refutes the statement of this run." in page
+    assert "An audit refutes that the trained model is differentially private as stated:" in page
+    assert "Do not release the model." in page and "<h1>A classifier of digits</h1>" in page
+    assert "they are protected" not in page and "Records used" in page
+    assert "Refuted" not in render(dataclasses.replace(record, audits=(), seeds={}), ledger)
+
+
 def test_assumptions_are_spelled_out(record):
     page = render(record, with_event(STEP.under(Assumed("the labels are public"))))
     assert '<section class="statement assumed"' in page
@@ -224,27 +241,35 @@ def test_too_few_non_members_for_a_rate_are_named(record, ledger, page):
 def test_the_verdict_follows_the_interval(record, ledger, low, high, verdict):
     rates = tuple(Rate(rate.fpr, rate.fpr, 0.0, 1.0) for rate in record.attack.rates)
     attack = dataclasses.replace(record.attack, low=low, high=high, rates=rates)
-    assert verdict in render(dataclasses.replace(record, attack=attack), ledger)
+    assert verdict in render(attacked(record, attack), ledger)
 
 
 def test_the_verdict_does_not_contradict_the_rates_in_the_table(record, ledger):
     """The area of an attack that finds a few records for sure can be a coin's."""
     rates = (Rate(0.001, 0.02, 0.01, 0.03), Rate(0.01, 0.01, 0.005, 0.02))
     attack = dataclasses.replace(record.attack, low=0.49, high=0.51, rates=rates, non_members=10_000)
-    page = " ".join(render(dataclasses.replace(record, attack=attack), ledger).split())
+    page = " ".join(render(attacked(record, attack), ledger).split())
     assert "The attack does no better than a coin" not in page
     assert "at 0.1 % false positives it finds more members than a coin" in page
+
+
+def test_a_rate_whose_threshold_rests_on_a_few_others_is_not_called_better_than_a_coin(record, ledger):
+    """1.9 % found at "1 %" of 180 others was called better than a coin; the true false positive rate may be 3 %."""
+    rates = (Rate(0.001, 0.012, 0.0069, 0.0189), Rate(0.01, 0.0188, 0.0124, 0.0272))
+    few = dataclasses.replace(record.attack, low=0.49, high=0.51, rates=rates, non_members=180)
+    many = dataclasses.replace(few, non_members=180_000)
+    said = "it finds more members than a coin, by more than chance explains"
+    assert said not in " ".join(render(attacked(record, few), ledger).split())
+    assert said in " ".join(render(attacked(record, many), ledger).split())
 
 
 def test_a_rate_that_the_others_are_too_few_for_is_not_compared_with_the_limit(record, ledger):
     """3 % found "at 0.1 %", with a limit of 0.8 % beside it, reads like a refuted guarantee; 250 others cannot show that."""
     rates = (Rate(0.001, 0.03, 0.005, 0.04), Rate(0.01, 0.03, 0.005, 0.04))
     attack = dataclasses.replace(record.attack, low=0.49, high=0.51, rates=rates, non_members=250)
-    page = " ".join(render(dataclasses.replace(record, attack=attack), ledger).split())
+    page = " ".join(render(attacked(record, attack), ledger).split())
     assert page.count("<td>not comparable*</td>") == 1 and "no rate in the table is surely above a coin" in page
-    few = " ".join(
-        render(dataclasses.replace(record, attack=dataclasses.replace(attack, non_members=1)), ledger).split()
-    )
+    few = " ".join(render(attacked(record, dataclasses.replace(attack, non_members=1)), ledger).split())
     assert few.count("<td>not comparable*</td>") == 2 and "the others are too few to compare this" in few
 
 
@@ -254,9 +279,64 @@ def test_an_attack_above_the_limit_is_said_to_be(record, ledger):
     curve = {"false_positive_rate": (0.0, 0.0, 1.0), "true_positive_rate": (0.0, 0.99, 1.0)}
     for others, above in ((2000, True), (2, False)):
         attack = dataclasses.replace(record.attack, low=0.8, high=0.9, members=2000, non_members=others, **curve)
-        page = " ".join(render(dataclasses.replace(record, attack=attack), ledger).split())
+        page = " ".join(render(attacked(record, attack), ledger).split())
         assert (said in page) is above
     assert said not in " ".join(render(record, ledger).split())
+
+
+def test_every_attack_is_listed_with_date_power_command_and_result(record, ledger):
+    (first,) = record.attacks
+    rates = tuple(Rate(rate.fpr, rate.fpr, 0.0, 1.0) for rate in first.rates)
+    first = dataclasses.replace(first, low=0.45, high=0.55, rates=rates)
+    second = dataclasses.replace(
+        first,
+        name="RMIA <b>",
+        auc=0.56,
+        low=0.52,
+        high=0.6,
+        date="2025-02-03T04:05:06+00:00",
+        power="The attacker has everything",
+        command=("privet", "attack", "runs/a b", "--attack", "rmia"),
+    )
+    outline = Outline(render(attacked(record, first, second), ledger))
+    listed = " ".join(outline.text["attacks"].split())
+    for told in (first.name, second.name, "2025-02-03", second.power, "privet attack 'runs/a b' --attack rmia"):
+        assert told in listed
+    assert "0.560 (0.520 to 0.600)" in listed and f"{first.auc:.3f} (0.450 to 0.550)" in listed
+    assert "the figures above are those of RMIA" in listed
+    assert listed.index("no better than a coin") < listed.index("better than a coin", listed.index("RMIA <b>", 200))
+    page = " ".join(render(attacked(record, first, second), ledger).split())
+    assert (
+        "the most successful of 2 attacks" in page and "Of many attacks, some do better than a coin by chance" in page
+    )
+    alone = render(record, ledger)
+    assert "most successful" not in alone and "The only attack that was made on this run" in alone
+
+
+def test_an_attack_above_the_limit_is_shown_first_although_another_has_a_larger_area(record, ledger):
+    """An attack that is sure of a few records can have a small area, and refute the statement."""
+    said = "The attack does better than the statement allows, by more than chance explains."
+    (first,) = record.attacks
+    usual = dataclasses.replace(first, name="usual", low=0.6, high=0.7, members=2000, non_members=2000)
+    curve = {"false_positive_rate": (0.0, 0.0, 1.0), "true_positive_rate": (0.0, 0.99, 1.0)}
+    sharp = dataclasses.replace(usual, name="sharp", low=0.4, high=0.5, **curve)
+    page = " ".join(render(attacked(record, usual, sharp), ledger).split())
+    assert said in page and '<p class="lead">sharp:' in page
+    assert said not in " ".join(render(attacked(record, usual), ledger).split())
+
+
+def test_the_more_attacks_were_tried_the_more_one_must_show(record, ledger):
+    limit = record.spent(ledger).meaning.true_positive_rate
+    found = 0.5
+    attack = dataclasses.replace(
+        record.attack,
+        members=2000,
+        non_members=2000,
+        false_positive_rate=(0.0, 0.0, 1.0),
+        true_positive_rate=(0.0, found, 1.0),
+    )
+    most = next(tried for tried in (10**power for power in range(300)) if not above_the_limit(attack, limit, tried))
+    assert above_the_limit(attack, limit) and most > 1
 
 
 def test_the_page_claims_nothing_of_rows_that_was_not_checked(record, ledger):
@@ -267,12 +347,13 @@ def test_the_page_claims_nothing_of_rows_that_was_not_checked(record, ledger):
 
 def test_other_runs_are_those_of_a_date(record, ledger):
     page = " ".join(render(dataclasses.replace(record, others=()), ledger).split())
-    assert f"None was found beside this one, when it was made on {record.created[:10]}" in page
+    assert f"None was found when this one was made, on {record.created[:10]}" in page
 
 
 def test_a_run_without_attack_or_history_still_has_a_page(record, ledger):
-    page = render(dataclasses.replace(record, attack=None, history=()), ledger)
-    assert "The attack</h2>" not in page
+    page = render(dataclasses.replace(record, attacks=(), history=()), ledger)
+    assert "The attack" not in page.split("<main>")[1].split("What the statement does not cover")[0]
+    assert "The comparison." not in page and "without noise: the training accuracy." in page
     assert [drawing["id"] for drawing in Outline(page).all("svg")] == ["noise"]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from privet.attacks import Roc
 from privet.audit import Audit, Claim
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import write_whole
 from privet.report import AttackResult, RunRecord, renew, versions
 from privet.report.record import FILE
 
@@ -24,8 +24,33 @@ def record(finished_run) -> RunRecord:
 def test_what_is_written_is_read_again(record, tmp_path):
     record.write(tmp_path)
     assert RunRecord.read(tmp_path) == record
-    assert dataclasses.replace(record, attack=None).write(tmp_path)
+    assert dataclasses.replace(record, attacks=()).write(tmp_path)
     assert RunRecord.read(tmp_path).attack is None
+    unmeasured = dataclasses.replace(record, test_accuracy=None, training_accuracy=None)  # a loop of the user's own
+    unmeasured.write(tmp_path)
+    assert RunRecord.read(tmp_path) == unmeasured
+
+
+def test_the_leading_attack_is_the_one_whose_area_is_surely_largest(record):
+    (one,) = record.attacks
+    lucky = dataclasses.replace(one, name="on few records", auc=0.6, low=0.4, high=0.8)
+    sure = dataclasses.replace(one, name="on many", auc=0.55, low=0.53, high=0.57)
+    assert dataclasses.replace(record, attacks=(lucky, sure, one)).attack is sure
+
+
+def test_an_attack_in_a_record_of_0_1_0_is_read(record, tmp_path):
+    """Version 0.1.0 kept one attack, without key, date, command, power or settings."""
+    record.write(tmp_path)
+    plain = json.loads((tmp_path / FILE).read_text())
+    (attack,) = plain.pop("attacks")
+    for name in ("key", "date", "command", "power", "settings"):
+        del attack[name]
+    (tmp_path / FILE).write_text(json.dumps(plain | {"attack": attack, "format": 1}))
+    old = RunRecord.read(tmp_path).attack
+    assert (old.key, old.date, old.command, old.power, old.settings) == ("", "", (), "", {})
+    assert old.auc == record.attack.auc
+    (tmp_path / FILE).write_text(json.dumps(plain | {"attack": None, "format": 1}))
+    assert RunRecord.read(tmp_path).attacks == ()
 
 
 def test_what_is_infinite_is_null_and_named_in_json(record, finished_run, tmp_path):
@@ -85,7 +110,7 @@ def altered(**changes: object):
         for name, value in changes.items():
             place, path = plain, name.split("__")
             for key in path[:-1]:
-                place = place[key]
+                place = place[int(key) if key.isdigit() else key]
             place[path[-1]] = value
         return json.dumps(plain)
 
@@ -100,26 +125,26 @@ def without(name: str):
     ("damage", "sentence"),
     [
         (lambda plain: json.dumps(plain)[:200], "the run record is damaged at line 1, column"),
-        (lambda plain: "", "the run record is damaged at line 1, column 1"),
+        (lambda plain: "", "the run record cannot be read: it is empty or no text"),
         (lambda plain: "[]", "the record is a list and should be an object"),
         (without("delta"), "'delta' is missing"),
         (altered(delta="small"), "'delta' is text and should be a finite number"),
         (altered(delta=True), "'delta' is true and should be a finite number"),
-        (altered(test_accuracy=float("nan")), "'test_accuracy' is nan and should be a finite number"),
-        (altered(test_accuracy=None), "'test_accuracy' is null and should be a finite number"),
+        (altered(test_accuracy=float("nan")), "it has the number NaN, which JSON does not have"),
+        (altered(seconds=None), "'seconds' is null and should be a finite number"),
         (altered(title=3), "'title' is a whole number and should be text"),
         (altered(data__classes="ten"), "'data.classes' is text and should be a list"),
         (altered(history=[{"epoch": 1}]), r"'history\[0\].step' is missing"),
         (altered(seeds={"noise": 1.5}), "'seeds.noise' is a number and should be text"),
         (altered(model=7), "model is a whole number and should be an object"),
         (altered(surprise=1), "'surprise' is not a field of this version of the record"),
-        (altered(format=99), "its format is 99 and this version of Privet reads 1"),
+        (altered(format=99), "its format is 99 and this version of Privet reads 2"),
         (
-            altered(infinite=["test_accuracy"], test_accuracy=None),
-            "'test_accuracy' is null and should be a finite number",
+            altered(infinite=["seconds"], seconds=None),
+            "'seconds' is null and should be a finite number",
         ),
         (altered(ledger="../../secret"), "'ledger' must name a file of the run folder"),
-        (altered(attack__true_positive_rate=[0.0]), "two halves of a ROC that differ in length"),
+        (altered(attacks__0__true_positive_rate=[0.0]), "a ROC whose two halves differ in length"),
     ],
 )
 def test_a_damaged_record_gets_one_sentence(finished_run, tmp_path, damage, sentence):
@@ -150,5 +175,5 @@ def test_the_environment_names_versions_and_not_the_machine():
 
 
 def test_a_missing_package_is_still_recorded(monkeypatch):
-    monkeypatch.setattr("privet.report.environment.PACKAGES", ("no-such-package-anywhere",))
+    monkeypatch.setattr("privet.report.record.PACKAGES", ("no-such-package-anywhere",))
     assert versions()["no-such-package-anywhere"] == "not installed"

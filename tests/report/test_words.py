@@ -30,6 +30,10 @@ EXAMPLES = {
     "ApproximateDP": (vocabulary.ApproximateDP(1.0, 1e-6), "(1, 1e-06)-differentially private"),
     "PublishedClaim": (vocabulary.PublishedClaim(3.45, 1e-5, "a paper", "it leaks"), "a paper claims (3.45, 1e-05)"),
     "RandomizedResponse": (vocabulary.RandomizedResponse(0.25, 10), "a random one of 10 with probability 25"),
+    "RepeatAndSelect": (
+        vocabulary.RepeatAndSelect((STEP, vocabulary.Laplace(1.0)), 6.0),
+        "the best of a secret, random number of trials (poisson with mean 6), each of which does this: a sum",
+    ),
     "NotPrivate": (vocabulary.NotPrivate(), "without any protection"),
     "Repeated": (vocabulary.Repeated(STEP, 2), "twice: a sum"),
     "Composed": (vocabulary.Composed((STEP, vocabulary.Laplace(1.0))), "noise of 1.1 C; and a sum"),

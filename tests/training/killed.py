@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 import privet
 from privet.privacy import Ledger
+from privet.training import Performance
 from privet.training.checkpoint import load_checkpoint
 
 STEPS, KILLS = 100, 20
@@ -32,9 +33,10 @@ def train(folder: Path | None, seed: int | None) -> Any:
     x = torch.randn(300, 20)
     model = nn.Sequential(nn.Linear(20, 200), nn.Tanh(), nn.Dropout(0.1), nn.Linear(200, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    where = {} if folder is None else {"folder": folder, "resume": True, "save_every": 4}
+    where = {} if folder is None else {"folder": folder, "resume": True}
     private = privet.make_private(
-        model, optimizer, TensorDataset(x, (x.sum(1) > 0).long()), batch_size=60, physical_batch_size=25, steps=STEPS,
+        model, optimizer, TensorDataset(x, (x.sum(1) > 0).long()), batch_size=60, steps=STEPS,
+        performance=Performance(physical_batch_size=25, save_every=4),
         noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, average=0.9, scheduler=CosineAnnealingLR(optimizer, STEPS),
         seed=seed, **where,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from privet.errors import InputError
-from privet.training import Average
+from privet.training import Average, Performance
 from tests.training.conftest import flat, make, run
 
 
@@ -37,7 +37,7 @@ def test_it_is_lent_to_the_model_and_taken_back() -> None:
 
 
 def test_one_update_for_each_private_step_also_for_physical_and_empty_batches() -> None:
-    for settings in ({"physical_batch_size": 7}, {"batch_size": 1, "steps": 12}):
+    for settings in ({"performance": Performance(physical_batch_size=7)}, {"batch_size": 1, "steps": 12}):
         model, optimizer, private = make(average=0.9, **settings)
         run(model, optimizer, private)
         assert private.average.updates == private.plan.steps

@@ -9,20 +9,25 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import privet
-from privet.clipping import AdaptiveClipping
+from privet.clipping import AdaptiveClipping, BoundedSum, Clipping, FlatClipping, Released
 from privet.errors import InputError, PrivetError
+from privet.noise import IsotropicL2Noise
 from privet.privacy import Ledger, LedgerError
-from privet.training import BudgetExhausted, RunFolder
+from privet.training import BudgetExhausted, Performance, RunFolder
 from privet.training.checkpoint import DamagedCheckpointWarning, load_checkpoint, save_checkpoint
 from tests.training.conftest import KNOWN, data, flat, run
 
@@ -34,9 +39,10 @@ def start(folder: Path | None, **settings: Any) -> tuple[nn.Module, Any, Any]:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     scheduler = CosineAnnealingLR(optimizer, 12)
-    chosen = {**KNOWN, "steps": 12, "average": 0.8, "scheduler": scheduler, "save_every": 3, **settings}
+    chosen = {**KNOWN, "steps": 12, "average": 0.8, "scheduler": scheduler, **settings}
+    chosen["performance"] = replace(settings.get("performance", Performance()), save_every=3)
     where = {} if folder is None else {"folder": folder, "resume": True}
-    private = privet.make_private(model, optimizer, **{"dataset": data(), **chosen, **where})
+    private = privet.make_private(model, optimizer, **{"dataset": data(), **where, **chosen})
     OPEN.append(private)
     return model, optimizer, private
 
@@ -65,7 +71,7 @@ def stopped_after(steps: int, folder: Path, **settings: Any) -> None:
 
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"physical_batch_size": 7},
+    {"performance": Performance(physical_batch_size=7)},
     {"batch_size": 2},
     {"max_grad_norm": None, "clipping": AdaptiveClipping(5.0)},
     {"noise_multiplier": None, "epsilon": 3.0},
@@ -82,9 +88,28 @@ def test_a_seeded_run_continues_bit_for_bit(tmp_path: Path, settings: dict[str, 
     resumed = start(tmp_path, **settings)
     assert torch.equal(run(*resumed), expected)
     assert all(torch.equal(v, whole[2].average.values[n]) for n, v in resumed[2].average.values.items())
-    assert resumed[2].clipping == whole[2].clipping
+    assert resumed[2].state.clipping == whole[2].state.clipping
     assert len(resumed[2].ledger) == 12 and resumed[2].spent() == whole[2].spent()
     assert "reproducible" in resumed[2].randomness.mark
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_run_goes_back_to_an_older_checkpoint_that_is_kept(tmp_path: Path, seed: int | None) -> None:
+    whole = start(None, seed=seed)
+    expected = run(*whole)
+    stopped_after(8, tmp_path, seed=seed)  # checkpoints after 3 and 6 steps
+    with pytest.raises(InputError, match=r"no state of the run after step 5 \(there is: 3 and 6"):
+        start(tmp_path, seed=seed, resume=5)
+    back = start(tmp_path, seed=seed, resume=3)
+    assert back[2].steps_done == 3
+    back[2].save()  # the state after step 6 belongs to steps that the run has left
+    assert load_checkpoint(tmp_path)["step"] == 3
+    found = run(*back)
+    if seed is not None:
+        assert torch.equal(found, expected)
+        assert len(back[2].ledger) == 12
+    else:
+        assert sum(count for _, count in back[2].ledger) == 8 + 9
 
 
 class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -99,7 +124,7 @@ class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def test_a_seeded_run_with_workers_that_draw_ahead_continues_bit_for_bit(tmp_path: Path) -> None:
-    settings = {"dataset": Rows(), "workers": 1}
+    settings = {"dataset": Rows(), "performance": Performance(workers=1)}
     expected = run(*start(None, **settings))
     stopped_after(5, tmp_path, **settings)
     stopped_after(4, tmp_path, **settings)
@@ -174,6 +199,52 @@ def test_without_a_checkpoint_that_can_be_read_nothing_goes_on(tmp_path: Path) -
         start(tmp_path)
 
 
+def test_a_checkpoint_of_version_0_1_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    stopped_after(4, tmp_path)
+    for path in tmp_path.glob("checkpoint-*"):
+        with safe_open(path, framework="pt") as file:
+            metadata = {**file.metadata(), "format": "1"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        path.write_bytes(save(tensors, metadata))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(PrivetError, match=r"another version of Privet, .* layout .* start anew in another folder"):
+        start(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+class Counting(Clipping):
+    """A plug-in whose state is a mapping with a tensor, a number and nothing."""
+
+    def init(self, parameters: Any) -> dict[str, Any]:
+        return {"last": torch.zeros(()), "steps": 0, "none": None}
+
+    def clip(self, gradients: Any, state: Any = None) -> BoundedSum:
+        return FlatClipping(1.0 + 0.1 * float(state["last"])).clip(gradients)
+
+    def update(self, state: Any, released: Released) -> dict[str, Any]:
+        moved = torch.stack([tensor.mean() for tensor in released.noisy.values()]).mean().tanh()
+        return {"last": moved, "steps": state["steps"] + 1, "none": None}
+
+
+def test_the_state_of_a_plug_in_is_saved_as_it_is(tmp_path: Path) -> None:
+    settings = {"max_grad_norm": None, "clipping": Counting()}
+    expected = run(*start(None, **settings))
+    stopped_after(5, tmp_path, **settings)
+    resumed = start(tmp_path, **settings)
+    assert resumed[2].state.clipping["steps"] == resumed[2].steps_done == 3
+    assert torch.equal(run(*resumed), expected)
+    assert resumed[2].state.clipping["steps"] == 12
+
+
+def test_isotropic_noise_resumes(tmp_path: Path) -> None:
+    """Its gap is not a number before it was solved for weights, and equals itself all the same."""
+    count = sum(p.numel() for p in nn.Sequential(*DROPOUT).parameters())
+    settings = {"noise": partial(IsotropicL2Noise, count), "noise_multiplier": None, "epsilon": 6.0}
+    expected = run(*start(None, **settings))
+    stopped_after(5, tmp_path, **settings)
+    assert torch.equal(run(*start(tmp_path, **settings)), expected)
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped_after(4, tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint-*")}
@@ -235,7 +306,7 @@ def test_two_processes_on_one_run_are_refused(tmp_path: Path) -> None:
         ({"average": 0.9}, "average"),
         ({"epsilon": 9.0}, "epsilon None, and 9.0"),
         ({"accountant": "rdp"}, "accountant .pld., and .rdp."),
-        ({"physical_batch_size": 3}, "physical_batch_size"),
+        ({"performance": Performance(physical_batch_size=3)}, "physical_batch_size"),
     ],
 )
 def test_another_plan_is_refused(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
@@ -306,6 +377,7 @@ def test_what_was_recorded_before_training_stays_and_is_calibrated_for(tmp_path:
     assert made.plan.noise == start(None, ledger=folder.ledger, **{**settings, "steps": 6})[2].plan.noise
     run(model, optimizer, made)
     made.close()
+    folder.close()
     assert made.spent().epsilon <= 2.0
     again = privet.make_private(model, optimizer, data(), folder=tmp_path, resume=True, **chosen)
     assert again.plan == made.plan
@@ -321,8 +393,11 @@ def test_checkpoints_hold_no_code_and_only_two_are_kept(tmp_path: Path) -> None:
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == [
         "checkpoint-000000009.safetensors", "checkpoint-000000012.safetensors", "ledger.jsonl", "ledger.jsonl.lock", "lock",
-        "newest-head", "released.txt",
+        "loop.json", "model.safetensors", "newest-head", "released.txt",
     ]  # fmt: skip
+    # A user's own loop leaves the description and the weights that its report, its attacks and its audits need.
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("loop.json", "model.safetensors")}
+    assert modes == {"loop.json": 0o600, "model.safetensors": 0o644}
     tied = nn.Linear(2, 2, bias=False)
     state = {
         "a": [1, (2.5, None)],
@@ -351,7 +426,7 @@ def test_a_method_resumes_with_its_history(tmp_path: Path) -> None:
             if entry["step"] == stop:
                 raise KeyboardInterrupt
 
-        where = {} if folder is None else {"folder": folder, "resume": True, "save_every": 2}
+        where = {} if folder is None else {"folder": folder, "resume": True, "performance": Performance(save_every=2)}
         return dpsgd.train(
             model, torch.optim.SGD(model.parameters(), lr=1.0), small, test=digits.test, on_step=on_step, batch_size=60,
             epochs=3, epsilon=4.0, delta=1e-5, max_grad_norm=1.0, seed=0, average=0.9, **where,

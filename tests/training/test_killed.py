@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_run_that_is_killed_twenty_times(tmp_path: Path) -> None:
     program = Path(__file__).with_name("killed.py")
     done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, check=False, timeout=300)

@@ -1,14 +1,13 @@
-"""Logs of a training: a CSV file always, TensorBoard where it is, and a dictionary per step for a callback."""
+"""Logs of a training: a CSV file, and a dictionary per step for a callback."""
 
 import csv
-import sys
-import types
 
 import pytest
 import torch
 
 import privet
-from privet.data.digits import load_digits
+from privet.data.catalogue import load_digits
+from privet.training import Performance
 from privet.training.logs import CsvLog, logged
 
 
@@ -62,28 +61,7 @@ def test_others_get_the_same_dictionaries(tmp_path):
     assert [one.get("what") for one in seen] == [None, "else"]
 
 
-def test_tensorboard_gets_the_numbers_where_it_is_installed(tmp_path, monkeypatch):
-    points, folders = [], []
-
-    class Writer:
-        def __init__(self, folder):
-            folders.append(folder)
-
-        def add_scalar(self, name, value, number):
-            points.append((name, value, number))
-
-        def close(self):
-            points.append("closed")
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
-    with logged(tmp_path) as log:
-        log(step(2))
-    assert folders == [str(tmp_path / "tensorboard")]
-    assert points == [("loss", 0.5, 2), ("epsilon", 0.2, 2), "closed"]
-
-
-def test_without_tensorboard_the_csv_file_is_there_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+def test_the_csv_file_is_all_that_is_written(tmp_path):
     with logged(tmp_path) as log:
         log(step(1))
     assert [path.name for path in tmp_path.iterdir()] == ["steps.csv"]
@@ -103,7 +81,7 @@ def test_a_loop_of_ones_own_gets_a_dictionary_per_step(physical):
         noise_multiplier=2.0,
         delta=1e-5,
         max_grad_norm=1.0,
-        physical_batch_size=physical,
+        performance=Performance(physical_batch_size=physical),
         seed=0,
     )
     seen: list[dict] = []

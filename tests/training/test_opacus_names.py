@@ -27,7 +27,8 @@ def test_the_names_of_opacus_mean_the_same() -> None:
     )  # fmt: skip
     ours, other = parts()
     same = privet.make_private(
-        ours, other, data(), batch_size=40, epochs=1.2, epsilon=2.0, delta=1e-5, max_grad_norm=1.0, physical_batch_size=9,
+        ours, other, data(), batch_size=40, epochs=1.2, epsilon=2.0, delta=1e-5, max_grad_norm=1.0,
+        performance=privet.Performance(physical_batch_size=9),
         seed=0,
     )  # fmt: skip
     assert torch.equal(run(model, optimizer, private), run(ours, other, same))
@@ -37,7 +38,7 @@ def test_the_names_of_opacus_mean_the_same() -> None:
 @pytest.mark.parametrize(
     ("settings", "way_out"),
     [
-        ({"poisson_sampling": False}, "always Poisson-sampled"),
+        ({"poisson_sampling": False}, "Poisson-sampled unless you give sampling"),
         ({"grad_sample_mode": "ghost"}, "engine chooses"),
         ({"noise_generator": None}, "seed="),
         ({"batch_first": False}, "any dimension"),

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import privet
 from privet.errors import InputError
 from privet.privacy import Schedule
-from privet.training import CorrectedAdam
+from privet.training import CorrectedAdam, Performance
 from tests.training.conftest import flat, make, network, run
 
 OPTIMIZERS = {
@@ -29,7 +29,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_optimizer_sees_the_private_gradient_and_nothing_else(name: str) -> None:
     """Replayed on a copy: what the optimizer was given as gradients explains every parameter."""
-    model, optimizer, private = make(OPTIMIZERS[name], physical_batch_size=11)
+    model, optimizer, private = make(OPTIMIZERS[name], performance=Performance(physical_batch_size=11))
     copy = network()
     replay = OPTIMIZERS[name](copy.parameters(), 0.1)
     given: list[Any] = []

@@ -19,7 +19,7 @@ from privet.clipping import AdaptiveClipping, AutomaticClipping, EllipticalClipp
 from privet.errors import InputError, PrivetError
 from privet.privacy import CovarianceRelease, Gaussian, Ledger, PoissonSampled
 from privet.randomness import Randomness
-from privet.training import BudgetExhausted, RunFolder
+from privet.training import BudgetExhausted, Performance, RunFolder
 from tests.training.conftest import KNOWN, data, flat, make, network, run
 
 
@@ -87,7 +87,9 @@ def test_one_record_moves_a_step_by_no_more_than_the_norm(clipping: str, physica
     for kept in (range(20), [i for i in range(20) if i != 7]):
         dataset = TensorDataset(x[list(kept)], y[list(kept)])
         settings = {**CLIPPINGS[clipping], "batch_size": 20, "public_size": 20, "steps": 1}
-        ends.append(run(*private_for(network(), dataset, physical_batch_size=physical, **settings)))
+        ends.append(
+            run(*private_for(network(), dataset, performance=Performance(physical_batch_size=physical), **settings))
+        )
     moved = float((ends[0] - ends[1]).norm())
     assert 0.02 < moved <= (1 / 20) * (1 + 1e-3)
 
@@ -126,7 +128,7 @@ def test_masked_losses_keep_the_bound_and_a_masked_record_has_no_say(physical: i
             batch_size=20,
             public_size=20,
             steps=1,
-            physical_batch_size=physical,
+            performance=Performance(physical_batch_size=physical),
         )
         for inputs, labels in private.batches():
             F.cross_entropy(
@@ -209,9 +211,9 @@ def test_noise_is_that_of_the_sum_divided_once(seed: int | None, monkeypatch: py
 
 
 def test_the_accounted_batch_is_the_whole_one_not_the_physical() -> None:
-    small, whole = make(physical_batch_size=4)[2], make()[2]
+    small, whole = make(performance=Performance(physical_batch_size=4))[2], make()[2]
     assert small.plan == whole.plan
-    run(*(made := make(physical_batch_size=4)))
+    run(*(made := make(performance=Performance(physical_batch_size=4))))
     assert made[2].ledger.event == whole.plan.event
 
 
@@ -220,9 +222,9 @@ def test_adaptive_clipping_moves_once_a_step_by_the_whole_batch() -> None:
     settings: dict[str, Any] = {"max_grad_norm": None, "clipping": AdaptiveClipping(3.0)}
     moved = []
     for physical in (None, 7, 1):
-        model, optimizer, private = make(physical_batch_size=physical, **settings)
+        model, optimizer, private = make(performance=Performance(physical_batch_size=physical), **settings)
         run(model, optimizer, private)
-        moved.append(private.clipping.max_grad_norm)
+        moved.append(private.state.clipping)
     assert moved[0] == pytest.approx(moved[1], rel=1e-5) == pytest.approx(moved[2], rel=1e-5)
     assert private.ledger.event == make()[2].plan.event
 
@@ -244,7 +246,7 @@ def test_the_noise_of_the_adaptive_count_has_its_scale() -> None:
     for x, y in private.batches():
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        norms.append(private.clipping.max_grad_norm)
+        norms.append(private.state.clipping)
     # The model stays, so that the count of records below each norm can be computed without noise.
     with torch.no_grad():
         own = per_record_norms(model, *data().tensors)
@@ -300,7 +302,7 @@ def test_an_empty_history_costs_nothing() -> None:
 def test_one_bad_record_does_not_destroy_the_model(clipping: str, bad: float) -> None:
     dataset = data(50)
     dataset.tensors[0][3, 1] = bad
-    settings = {**CLIPPINGS[clipping], "batch_size": 50, "steps": 2, "physical_batch_size": 20}
+    settings = {**CLIPPINGS[clipping], "batch_size": 50, "steps": 2, "performance": Performance(physical_batch_size=20)}
     made = private_for(network(), dataset, **settings)
     assert run(*made).isfinite().all() and made[2].bad_records == 2
     without = [t[[i for i in range(50) if i != 3]] for t in data(50).tensors]
@@ -364,7 +366,7 @@ def test_a_batch_norm_is_refused_before_anything_is_spent_and_its_repair_trains(
 
 def test_gradient_accumulation_is_physical_batches_and_one_noise() -> None:
     """So many physical batches, one event, one noise; a loop that accumulates itself is told."""
-    whole, parts = run(*make()), run(*(made := make(physical_batch_size=6)))
+    whole, parts = run(*make()), run(*(made := make(performance=Performance(physical_batch_size=6))))
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
     assert len(made[2].ledger) == 6
     model, optimizer, private = make()
@@ -386,7 +388,7 @@ def test_several_losses_of_one_batch_are_added_before_backward() -> None:
 
 def test_the_length_of_the_batches_is_the_number_of_steps() -> None:
     """Under Poisson sampling and physical batches, as progress bars ask for it."""
-    for settings in ({}, {"physical_batch_size": 3}, {"batch_size": 1}):
+    for settings in ({}, {"performance": Performance(physical_batch_size=3)}, {"batch_size": 1}):
         private = make(**settings)[2]
         assert len(private.batches()) == 6 and len(private.batches(steps=4)) == 4
     model, optimizer, private = make(epochs=2, steps=None)
@@ -434,7 +436,7 @@ def test_augmentation_multiplicity_keeps_the_bound() -> None:
     for kept in (20, 19):
         model, optimizer, private = private_for(
             network(), TensorDataset(50 * x[:kept], y[:kept]), batch_size=20, public_size=20, steps=1, views=8,
-            physical_batch_size=6,
+            performance=Performance(physical_batch_size=6),
         )  # fmt: skip
         for inputs, labels in private.batches():
             many = inputs.repeat_interleave(8, 0) + torch.linspace(-1, 1, 8).repeat(len(inputs)).unsqueeze(1)
@@ -486,14 +488,14 @@ def test_workers_that_draw_ahead_change_nothing() -> None:
 
     expected = run(*make())
     for workers in (0, 1):
-        model, optimizer, private = make(dataset=Rows(), workers=workers)
+        model, optimizer, private = make(dataset=Rows(), performance=Performance(workers=workers))
         for steps in (2, 4):
             run(model, optimizer, private, steps=steps)
         torch.testing.assert_close(flat(model), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_a_break_in_the_middle_of_a_step_releases_nothing() -> None:
-    model, optimizer, private = make(physical_batch_size=5)
+    model, optimizer, private = make(performance=Performance(physical_batch_size=5))
     start = flat(model).clone()
     for x, y in private.batches():
         F.cross_entropy(model(x), y).backward()
@@ -577,6 +579,7 @@ def test_releases_in_the_ledger_of_a_run_folder_are_earlier_releases_too(tmp_pat
         if not resume:
             run(*made)
         made[2].close()
+        folder.close()
         return str(made[2].plan.event.guarantee)
 
     assert "was planned before" in begun(tmp_path / "after", True, False)

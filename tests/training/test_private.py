@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 import privet
 from privet.clipping import AdaptiveClipping
 from privet.errors import InputError, PrivetError
 from privet.randomness import Randomness
-from privet.training import BudgetExhausted
+from privet.training import BudgetExhausted, Performance
+from tests.training.conftest import KNOWN, flat, make, network
 
 
 def data(records: int = 200) -> TensorDataset:
@@ -70,12 +72,12 @@ def test_a_step_is_the_clipped_noisy_sum_over_the_expected_batch() -> None:
 @pytest.mark.parametrize("physical", [1, 7, 16, 1000])
 def test_physical_batches_do_not_change_the_step(physical: int) -> None:
     whole = run(*setup())
-    parts = run(*setup(physical_batch_size=physical))
+    parts = run(*setup(performance=Performance(physical_batch_size=physical)))
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
 
 
 def test_physical_batches_from_a_memory_budget() -> None:
-    from privet.training.physical import records_within
+    from privet.training.drawing import records_within
 
     model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10))
     few, many = (records_within(model, torch.zeros(1000), mebibytes * 2**20) for mebibytes in (20, 40))
@@ -84,7 +86,7 @@ def test_physical_batches_from_a_memory_budget() -> None:
     with pytest.raises(PrivetError, match=r"more than the 1\.0 MiB allowed"):
         records_within(model, torch.zeros(1000), 2**20)
     whole = run(*setup())
-    parts = run(*setup(physical_batch_size="auto", memory_budget=4000))
+    parts = run(*setup(performance=Performance("auto", 4000)))
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-4)
 
 
@@ -122,7 +124,7 @@ def test_empty_batches_are_steps() -> None:
 def test_adaptive_clipping_trains_and_moves() -> None:
     model, optimizer, private = setup(max_grad_norm=None, clipping=AdaptiveClipping(50.0), steps=20)
     run(model, optimizer, private)
-    assert private.clipping.max_grad_norm < 50 and private.plan.clipping.max_grad_norm == 50
+    assert private.state.clipping < 50 and private.plan.clipping.max_grad_norm == 50
 
 
 def test_bad_records_are_counted_and_the_model_survives() -> None:
@@ -264,7 +266,6 @@ def test_closures_are_refused() -> None:
         ({"noise_multiplier": -1.0}, "noise multiplier"),
         ({"max_grad_norm": None}, "either max_grad_norm or clipping"),
         ({"max_grad_norm": -1.0}, "positive"),
-        ({"physical_batch_size": 0}, "at least 1"),
         ({"loss_reduction": "max"}, "loss_reduction"),
     ],
 )
@@ -370,3 +371,50 @@ def test_other_losses_of_a_model_in_half_precision_are_trained(float_first: bool
         (losses.float().mean() if float_first else losses.sum()).backward()
         optimizer.step()
     assert len(private.ledger) == 2
+
+
+def test_tied_weights_are_saved(tmp_path):
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    records = TensorDataset(torch.arange(40) % 7, torch.arange(40) % 5)
+    private = privet.make_private(model, optimizer, records, **{**KNOWN, "batch_size": 10}, folder=tmp_path)
+    run(model, optimizer, private)
+    private.close()
+    weights = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(weights["0.weight"], weights["1.weight"]) and torch.equal(weights["0.weight"], model[0].weight)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """A wrapper without hooks of its own, as accelerate makes one."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+def test_the_optimizer_in_a_wrapper_is_trained_privately():
+    expected = run(*make())
+    model = network()
+    wrapped = Wrapped(torch.optim.SGD(model.parameters(), lr=0.1))
+    private = privet.make_private(model, wrapped, data(), **KNOWN)
+    with pytest.raises(PrivetError, match="would train without privacy"):
+        wrapped.step()
+    for x, y in private.batches():
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        wrapped.step()
+    assert torch.equal(flat(model), expected)
+
+
+@pytest.mark.parametrize("sampler", [WeightedRandomSampler([1.0] * 200, 200), SubsetRandomSampler(range(50))])
+def test_a_loader_that_chooses_records_is_refused(sampler):
+    loader = DataLoader(data(), batch_size=40, sampler=sampler)
+    with pytest.raises(InputError, match="decides which records are drawn"):
+        make(dataset=loader, batch_size=None)

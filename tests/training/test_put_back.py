@@ -22,7 +22,7 @@ from torch import nn
 import privet
 from privet.errors import PrivetError
 from privet.privacy import Ledger
-from privet.training import RunFolder
+from privet.training import Performance, RunFolder
 from tests.training.conftest import KNOWN, data, run
 
 STEPS, SAVE_EVERY = 5, 2
@@ -74,7 +74,13 @@ def continued(folder: Path, seed: int | None, watched: Watched | None = None) ->
         if watched is not None:
             watched.used = used
 
-    settings: dict[str, Any] = {**KNOWN, "steps": STEPS, "save_every": SAVE_EVERY, "seed": seed, "self_check": False}
+    settings: dict[str, Any] = {
+        **KNOWN,
+        "steps": STEPS,
+        "performance": Performance(save_every=SAVE_EVERY),
+        "seed": seed,
+        "self_check": False,
+    }
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RunFolder, "record", counted)
         private = privet.make_private(model, optimizer, data(), folder=folder, resume=True, **settings)
@@ -185,7 +191,7 @@ def test_thirty_steps_are_thirty_events_when_three_lines_are_cut(tmp_path: Path)
     settings: dict[str, Any] = {
         **KNOWN,
         "steps": 30,
-        "save_every": 20,
+        "performance": Performance(save_every=20),
         "self_check": False,
         "folder": tmp_path,
         "resume": True,
@@ -231,7 +237,7 @@ def test_a_journal_of_version_0_1_is_continued_and_checked(tmp_path: Path, monke
 def test_a_head_that_two_steps_expect_belongs_to_the_later_one(tmp_path: Path) -> None:
     """Step 2 is announced and killed; step 1 comes out differently and takes its place in the ledger; killed again."""
     from privet.privacy import Gaussian
-    from privet.training.journal import Journal
+    from privet.training.folder import Journal
 
     ledger = Ledger(tmp_path / "ledger.jsonl")
     journal = Journal(tmp_path, ledger)

@@ -202,7 +202,7 @@ def test_parts_of_a_batch_that_are_no_tensors_are_not_trusted() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = privet.make_private(model, optimizer, records, **{**KNOWN, "batch_size": 10})
-    with pytest.raises(PrivetError, match="no tensor but str"):
+    with pytest.raises(PrivetError, match="not a tensor but str"):
         for x, y, _ in private.batches():
             F.cross_entropy(model(x), y).backward()
             optimizer.step()

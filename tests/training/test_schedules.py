@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, Re
 
 from privet.errors import InputError
 from privet.privacy import Gaussian, PoissonSampled, Schedule, calibrate_schedule
+from privet.training import Performance
 from tests.training.conftest import KNOWN, data, make, network, run
 
 import privet  # isort: skip
@@ -18,7 +19,7 @@ import privet  # isort: skip
 
 def test_a_scheduler_steps_once_for_each_private_step() -> None:
     """Physical batches do not hurry it and empty batches do not stop it."""
-    for settings in ({}, {"physical_batch_size": 7}, {"batch_size": 1, "steps": 20}):
+    for settings in ({}, {"performance": Performance(physical_batch_size=7)}, {"batch_size": 1, "steps": 20}):
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
@@ -106,7 +107,7 @@ def test_a_schedule_of_clipping_norms_leaves_the_event_alone() -> None:
     seen = []
     for x, y in private.batches():
         if not private.rehearsing:
-            seen.append(private.clipping.max_grad_norm)
+            seen.append(private.plan.clipping.norms.at(private.state.clipping))
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     assert seen == pytest.approx([1.0, 0.82, 0.64, 0.46, 0.28, 0.1])

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import privet
 from privet.errors import InputError, PrivetError
+from privet.training import Performance
 from tests.training.conftest import KNOWN, data, flat, network, run
 
 
@@ -120,7 +121,13 @@ def test_the_generator_s_step_leaves_nothing_in_the_discriminator() -> None:
 
 def test_public_gradients_are_added_as_they_are() -> None:
     """Noise so small that the sum can be seen: the step is the clipped mean and the public gradient."""
-    settings = {**KNOWN, "noise_multiplier": 1e-6, "steps": 1, "batch_size": 200, "physical_batch_size": 64}
+    settings = {
+        **KNOWN,
+        "noise_multiplier": 1e-6,
+        "steps": 1,
+        "batch_size": 200,
+        "performance": Performance(physical_batch_size=64),
+    }
     model = network()
     optimizer = sgd(model, lr=1.0)
     private = privet.make_private(model, optimizer, data(), **settings)

@@ -17,6 +17,7 @@ from privet.errors import InputError, PrivetError
 from privet.privacy import Ledger
 from privet.randomness import Randomness
 from privet.sampling import Holdings, Users
+from privet.training import Performance
 
 OWNERS = [0, 1, 1, 2, 2, 2, 3, 4, 4, 4, 4, 4, 4, 5, 5, 6, 7, 7, 7, 8, 8, 8, 8, 9]
 
@@ -136,7 +137,7 @@ def test_a_users_gradients_are_joined_and_then_clipped(kind: str, body: str, phy
     model, dataset = MODELS[kind](), data()
     users = [[i for i, owner in enumerate(OWNERS) if owner == user] for user in range(10)]
     expected = clipped_sum_by_loop(model, dataset, users, 0.3, "sum" if body == "sum" else "mean")
-    found = released(model, dataset, body, 0.3, physical_batch_size=physical)
+    found = released(model, dataset, body, 0.3, performance=Performance(physical_batch_size=physical))
     length = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
     for name, gradient in expected.items():
         assert torch.allclose(found[name], gradient, atol=3e-5 * length), name
@@ -366,7 +367,7 @@ def test_users_of_a_split_are_not_lost_in_a_data_set_of_torch() -> None:
 
 def test_a_divisor_that_is_rounded_for_some_users_is_refused() -> None:
     """Half of the examples is exact where every user has two, and rounds where a user has one or three."""
-    with pytest.raises(PrivetError, match="part of the number of examples"):
+    with pytest.raises(PrivetError, match="fraction of the number of examples"):
         released(mlp(), data(), "half", 0.3)
 
 
@@ -419,7 +420,7 @@ def test_a_seeded_run_of_users_is_continued_bit_for_bit(tmp_path: object) -> Non
             batch_size=5,
             steps=6,
             delta=1e-3,
-            save_every=2,
+            performance=Performance(save_every=2),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
             seed=seed,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import privet
+from privet.training import Performance
 from tests.zoo.harness import (
     SAFE,
     SOUND,
@@ -744,9 +745,12 @@ ORDINARY: dict[str, tuple[Callable[[Run], None], dict[str, Any]]] = {
     "private.backward(losses)": (_vector_backward, {}),
     "private.step(losses)": (_vector_step, {}),
     "batch moved and cast": (_moved_by_hand, {}),
-    "physical batches of 3": (classic, {"settings": {"physical_batch_size": 3}}),
-    "physical batches of 1": (classic, {"settings": {"physical_batch_size": 1}}),
-    "physical batches of 3, two steps": (classic, {"settings": {"physical_batch_size": 3}, "steps": 2}),
+    "physical batches of 3": (classic, {"settings": {"performance": Performance(physical_batch_size=3)}}),
+    "physical batches of 1": (classic, {"settings": {"performance": Performance(physical_batch_size=1)}}),
+    "physical batches of 3, two steps": (
+        classic,
+        {"settings": {"performance": Performance(physical_batch_size=3)}, "steps": 2},
+    ),
 }
 
 
@@ -940,7 +944,7 @@ LOOPS: list[Trap] = [
     _loop("private.public with a number of the batch", "public", _public_output),
     _loop(
         "a public penalty with physical batches", "public", classic, public=_weights_penalty,
-        data=lambda: tuple(t[:7] for t in rows()), settings={"physical_batch_size": 3},
+        data=lambda: tuple(t[:7] for t in rows()), settings={"performance": Performance(physical_batch_size=3)},
     ),
     _loop(
         "a public penalty with an empty batch", "public", classic, public=_weights_penalty, alone=1

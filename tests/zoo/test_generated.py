@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from privet.training import Performance
 from tests.zoo.harness import SAFE, Outcome, Trap, classic, judge, with_vector
 from tests.zoo.losses import COUPLED, VECTORS
 from tests.zoo.losses import ORDINARY as LOSSES
@@ -92,7 +93,7 @@ class Recipe:
         return Trap(
             str(self), "generated", self.model, loss, mild, body=with_vector if self.vector else classic, allowed=SAFE,
             norm=0.01 if self.mixes else None, oracle=None if self.mixes else loss, steps=self.steps,
-            settings={"physical_batch_size": self.physical} if self.physical else {},
+            settings={"performance": Performance(physical_batch_size=self.physical)} if self.physical else {},
         )  # fmt: skip
 
 

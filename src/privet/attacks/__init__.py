@@ -1,30 +1,58 @@
-"""Attacks on what a run releases: each scores every record, higher meaning "was in the training data"."""
+"""Attacks on what a run releases. A membership attack scores each record, higher if it seems to be a training record."""
 
-from privet.attacks.fitting import Fitting, fresh
-from privet.attacks.gradient_span import outside, reconstruct, span
-from privet.attacks.inversion import class_means, draw_inversion, invert
-from privet.attacks.lira import lira
-from privet.attacks.loss_threshold import LossThreshold, membership_scores
-from privet.attacks.membership import membership
-from privet.attacks.reversal import Reversed, convolved, draw_reversal, reverse
-from privet.attacks.roc import Interval, Operating, Roc
-from privet.attacks.shadow import ShadowAttack, quarters
-from privet.attacks.synthetic import closest_records, density_ratio, distance_attack, exact_copies
-from privet.attacks.tables import linkability, singling_out
+from privet.attacks.classifiers import Fitting, fresh, membership_scores
+from privet.attacks.inversion import (
+    Reversed,
+    class_means,
+    convolved,
+    invert,
+    outside,
+    reconstruct,
+    reverse,
+    span,
+)
+from privet.attacks.membership import Lira, LossThreshold, Rmia, Shadow, ShadowAttack, lira, membership, quarters, rmia
+from privet.attacks.pictures import draw_classes, draw_inversion, draw_reversal
+from privet.attacks.result import AttackResult, Interval, Operating, Rate, Roc
+from privet.attacks.synthetic import (
+    Density,
+    Distance,
+    closeness,
+    closest_records,
+    density_ratio,
+    distance_attack,
+    exact_copies,
+    linkability,
+    singling_out,
+)
+from privet.attacks.target import Attack, Target, attack_named, attack_names, register
 
 __all__ = [
+    "Attack",
+    "AttackResult",
+    "Density",
+    "Distance",
     "Fitting",
     "Interval",
+    "Lira",
     "LossThreshold",
     "Operating",
+    "Rate",
     "Reversed",
+    "Rmia",
     "Roc",
+    "Shadow",
     "ShadowAttack",
+    "Target",
+    "attack_named",
+    "attack_names",
     "class_means",
+    "closeness",
     "closest_records",
     "convolved",
     "density_ratio",
     "distance_attack",
+    "draw_classes",
     "draw_inversion",
     "draw_reversal",
     "exact_copies",
@@ -37,7 +65,9 @@ __all__ = [
     "outside",
     "quarters",
     "reconstruct",
+    "register",
     "reverse",
+    "rmia",
     "singling_out",
     "span",
 ]

@@ -1,43 +1,46 @@
-"""Audits: a lower bound on epsilon from an attack, beside the claim and the highest bound the attack could have shown."""
+"""Audits: a lower bound on epsilon from an attack, beside the claim and the highest bound that the attack could have shown.
 
-from privet.audit.black_box import mechanism
-from privet.audit.bounds import ClopperPearson, Counts, GaussianTradeOff, OneRun, ceiling
-from privet.audit.canaries import Canaries, mislabelled, out_of_distribution
-from privet.audit.claim import Claim
-from privet.audit.guessing import audit_guesses
+Audits know the parts of a private step and no method. The audits of a method are in `privet.methods`.
+"""
+
+from typing import TYPE_CHECKING
+
+from privet.audit.black_box import Canaries, mechanism, mislabelled, out_of_distribution, trainer
+from privet.audit.bounds import ClaimedForm, ClopperPearson, Counts, GaussianTradeOff, OneRun, SampledStep, ceiling
 from privet.audit.laboratory import Seen, Station, laboratory
-from privet.audit.one_step import step
-from privet.audit.published import published_noise
-from privet.audit.recorded import recorded
-from privet.audit.releases import release
-from privet.audit.result import Audit
-from privet.audit.threshold import audit_scores
-from privet.audit.trained import trainer
-from privet.audit.voting import votes
-from privet.audit.whole_run import training
+from privet.audit.plans import RunPlan, audit_plan, audit_run_plan, beside, recorded
+from privet.audit.result import Audit, Claim, audit_guesses, audit_scores
+from privet.audit.white_box import step, training
+from privet.io.moved import moved_names
 
 __all__ = [
     "Audit",
     "Canaries",
     "Claim",
+    "ClaimedForm",
     "ClopperPearson",
     "Counts",
     "GaussianTradeOff",
     "OneRun",
+    "RunPlan",
+    "SampledStep",
     "Seen",
     "Station",
     "audit_guesses",
+    "audit_plan",
+    "audit_run_plan",
     "audit_scores",
+    "beside",
     "ceiling",
     "laboratory",
     "mechanism",
     "mislabelled",
     "out_of_distribution",
-    "published_noise",
     "recorded",
-    "release",
     "step",
     "trainer",
     "training",
-    "votes",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)

@@ -1,76 +1,84 @@
-"""Audit any mechanism: a function of records, called many times on two neighbouring data sets."""
+"""Audit any mechanism, called on two neighboring data sets, and any trainer, with canaries among its records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
-from privet.audit.bounds import ClopperPearson, TwoSampleBound
-from privet.audit.claim import Claim, Claimed
-from privet.audit.result import Audit
-from privet.audit.threshold import audit_scores
+from privet.audit.bounds import ClopperPearson, GaussianTradeOff, OneRun, TwoSampleBound
+from privet.audit.result import Audit, Claim, Claimable, audit_guesses, audit_scores, resumable
 from privet.data import Progress
 from privet.errors import InputError, PrivetError
 from privet.privacy import Relation
 
-Mechanism = Callable[[Any, torch.Generator], Any]
+Randomized = Callable[[Any, torch.Generator], Any]
 Score = Callable[[Any], float]
+LabeledRecords = tuple[Tensor, Tensor]
+Trainer = Callable[[LabeledRecords, torch.Generator], Any]
+CanaryScore = Callable[[Any, Tensor, Tensor], ArrayLike]
 Array = NDArray[np.float64]
 
+# --- a mechanism ------------------------------------------------------------------------------------------------------
 
+
+@resumable
 def mechanism(
-    fn: Mechanism,
+    fn: Randomized,
     data: Any,
     neighbour: Any,
     *,
-    claimed: Claimed,
+    claimed: Claimable,
     delta: float = 0.0,
     score: Score | None = None,
     draws: int = 4000,
     confidence: float = 0.99,
-    bound: TwoSampleBound | None = None,
+    bound: TwoSampleBound | type[ClopperPearson | GaussianTradeOff] | None = None,
     relation: Relation | str = Relation.ADD_REMOVE,
-    name: str | None = None,
-    setting: str = "",
     seed: int = 0,
     progress: Progress | None = None,
+    **words: str,
 ) -> Audit:
-    """Bound the epsilon of a mechanism from below by calling it on two neighbouring data sets.
+    """Bound the epsilon of a mechanism from below by calling it on two neighboring data sets.
 
         privet.audit.mechanism(noisy_sum, data=[1.0, 0.3], neighbour=[0.3], claimed=1.0)
 
     Formal guarantees: those of `bound`, by default Clopper-Pearson, which assumes nothing about `fn`. The score and its
-    threshold are found on other draws than those that are counted. The draws are independent as far as `fn` takes its
-    randomness from the generator it is given.
+    threshold are chosen on other draws than those that are counted. The draws are independent if `fn` takes all its
+    randomness from the generator that it is given.
 
     Args:
         fn: from records and a generator to a release: numbers, arrays or tensors, also in lists or dictionaries.
-        data: the records; `neighbour`: the same without one record, or with one replaced.
+        data: the records.
+        neighbour: the same records without one of them, or with one of them replaced.
         claimed: an event, a ledger or a statement, or an epsilon at `delta`.
-        delta: the delta of the claim; one by events holds at every delta, and large ones need fewer draws.
-        score: a number for each release, higher where it looks like `data`, such as a log-likelihood ratio. Without it a
-            quadratic logistic regression is learnt on the first half of the draws.
-        draws: how often `fn` is called on each of the two.
+        delta: the delta of the claim. A claim by events holds at every delta, and a large delta needs fewer draws.
+        score: a number for each release, higher for releases that look like those of `data`, such as a log-likelihood ratio.
+            Without it, a quadratic logistic regression is learned on the first half of the draws.
+        draws: how often `fn` is called on each of the two data sets.
         confidence: of the bound.
-        bound: another bound than Clopper-Pearson.
-        relation: what makes the two data sets neighbours, for a claim by events.
-        progress: called with what is done, the draws so far and the draws in all.
+        bound: another bound than Clopper-Pearson, or its class, which gets `delta` and `confidence`.
+        relation: how the two data sets differ, for a claim by events.
+        seed: of the generators.
+        progress: called with a description, the draws so far and all draws.
+        words: `name` and other fields of the audit that are words, such as `setting`.
     """
     if draws < 40:
-        raise InputError(f"An audit needs at least 40 draws, and {draws} were asked for.")
-    chosen = bound or ClopperPearson(delta, confidence)
+        raise InputError(f"An audit needs at least 40 draws, not {draws}.")
+    made = bound or ClopperPearson
+    chosen = made(delta, confidence) if isinstance(made, type) else made
     claim = Claim.of(claimed, delta, relation)
-    called = name or getattr(fn, "__name__", type(fn).__name__).replace("_", " ")
+    name = words.pop("name", "") or getattr(fn, "__name__", type(fn).__name__).replace("_", " ")
 
     def tell(before: int, done: int) -> None:
         if progress is not None:
-            progress(f"Auditing: {called}", before + done, 2 * draws)
+            progress(f"Auditing: {name}", before + done, 2 * draws)
 
     releases = [
         _drawn(fn, records, draws, seed + side, partial(tell, side * draws))
@@ -80,23 +88,26 @@ def mechanism(
         members, others = (np.array([float(score(release)) for release in side]) for side in releases)
         chosen_on = 0.25
     else:
-        members, others = learnt_scores(*(_matrix(side) for side in releases))
+        members, others = learned_scores(*(_matrix(side) for side in releases))
         chosen_on = 0.5
-    return audit_scores(members, others, claim=claim, bound=chosen, name=called, setting=setting, chosen_on=chosen_on)
+    return replace(
+        audit_scores(members, others, claim=claim, bound=chosen, name=name, chosen_on=chosen_on),
+        **words,  # type: ignore[arg-type]
+    )
 
 
-def learnt_scores(members: Array, others: Array) -> tuple[Array, Array]:
-    """Log-odds of "with the record" by a logistic regression on the values and their squares, learnt on the first halves."""
+def learned_scores(members: Array, others: Array) -> tuple[Array, Array]:
+    """Log-odds of "with the record" by a logistic regression on the values and their squares, learned on the first halves."""
     from sklearn.linear_model import LogisticRegression
 
     halves = members[: len(members) // 2], others[: len(others) // 2]
     seen = np.concatenate(halves)
-    centre, spread = seen.mean(axis=0), seen.std(axis=0)
+    center, spread = seen.mean(axis=0), seen.std(axis=0)
     spread[spread == 0] = 1.0
 
     def features(rows: Array) -> Array:
-        # Values far out are squashed: one of them would otherwise decide what is learnt.
-        scaled = np.clip((rows - centre) / spread, -30, 30)
+        # Extreme values are cut: otherwise a single one could decide the regression.
+        scaled = np.clip((rows - center) / spread, -30, 30)
         return np.concatenate([scaled, scaled**2], axis=1)
 
     labels = np.repeat([1, 0], [len(half) for half in halves])
@@ -104,7 +115,7 @@ def learnt_scores(members: Array, others: Array) -> tuple[Array, Array]:
     return model.decision_function(features(members)), model.decision_function(features(others))
 
 
-def _drawn(fn: Mechanism, records: Any, draws: int, seed: int, tell: Callable[[int], None]) -> list[Any]:
+def _drawn(fn: Randomized, records: Any, draws: int, seed: int, tell: Callable[[int], None]) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
     drawn = []
     for done in range(1, draws + 1):
@@ -117,16 +128,16 @@ def _matrix(releases: Sequence[Any]) -> Array:
     rows = [np.concatenate(_parts(release)) for release in releases]
     if len({len(row) for row in rows}) > 1:
         raise InputError(
-            "The releases differ in size, which tells by itself; give a score that says how much each looks like the data."
+            "The releases differ in size, which reveals something by itself: give a score of how much each looks like the data."
         )
     matrix = np.stack(rows)
     if not np.isfinite(matrix).all():
-        raise PrivetError("Some releases hold values that are not finite: give a score that understands them.")
+        raise PrivetError("Some releases hold values that are not finite: give a score that can handle them.")
     return matrix
 
 
 def _parts(release: Any) -> list[Array]:
-    """Everything that was released, as flat rows of numbers."""
+    """Everything in a release, as flat rows of numbers."""
     if isinstance(release, Tensor):
         return [release.detach().to(torch.float64).numpy().reshape(-1)]
     if isinstance(release, Mapping):
@@ -134,3 +145,144 @@ def _parts(release: Any) -> list[Array]:
     if isinstance(release, tuple | list):
         return [part for value in release for part in _parts(value)]
     return [np.asarray(release, dtype=np.float64).reshape(-1)]
+
+
+# --- a trainer --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Canaries:
+    """Records that are put into the data on purpose, chosen so that a model that memorizes anything memorizes them.
+
+    `kind` says in words what they are.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    kind: str
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.labels) or not len(self.inputs):
+            raise InputError(
+                f"{len(self.inputs)} inputs and {len(self.labels)} labels are no canaries: give one label for each input."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def mislabelled(inputs: Tensor, labels: Tensor, count: int, classes: int, generator: torch.Generator) -> Canaries:
+    """Ordinary records, each with a wrong label: a model fits them only by memorizing them.
+
+    The records must not also be in the training data with their own labels.
+    """
+    if count > len(inputs):
+        raise InputError(f"{count} canaries cannot be made of {len(inputs)} records: give more records.")
+    if classes < 2:
+        raise InputError("A wrong label needs at least two classes.")
+    chosen = torch.randperm(len(inputs), generator=generator)[:count]
+    shift = torch.randint(1, classes, (count,), generator=generator)
+    return Canaries(inputs[chosen], (labels[chosen] + shift) % classes, "mislabelled records")
+
+
+def out_of_distribution(shape: tuple[int, ...], count: int, classes: int, generator: torch.Generator) -> Canaries:
+    """Uniform noise in [0, 1] with random labels: unlike all other records, so that none of them hides a canary."""
+    inputs = torch.rand(count, *shape, generator=generator)
+    return Canaries(inputs, torch.randint(classes, (count,), generator=generator), "records of uniform noise")
+
+
+@resumable
+def trainer(
+    train: Trainer,
+    data: LabeledRecords,
+    canaries: Canaries,
+    *,
+    claimed: Claimable,
+    delta: float,
+    score: CanaryScore | None = None,
+    runs: int = 1,
+    guesses: int | None = None,
+    confidence: float = 0.99,
+    relation: Relation | str = Relation.ADD_REMOVE,
+    name: str | None = None,
+    seed: int = 0,
+) -> Audit:
+    """Bound the epsilon of a training from below, end to end.
+
+    With one run, each canary is in the data with probability one half, the trainer runs once, and the attacker guesses. With
+    more runs, the first canary is in the data of `runs` trainings and not in the data of as many others.
+
+    Formal guarantees: those of the one-run bound or of Clopper-Pearson, which assume nothing about the trainer. The bound is
+    for an attacker who sees only what `train` returns; a white-box attacker may see more.
+
+    Args:
+        train: from inputs and labels, and a generator, to a trained model.
+        data: the other inputs and labels of the training data.
+        canaries: see `mislabelled` and `out_of_distribution`; a thousand of them allow a bound of about 5.
+        claimed: an event, a ledger, a statement, or an epsilon at `delta`.
+        delta: of the claim.
+        score: from the trained model and canaries to a score for each canary, higher if it seems to have been in the data.
+            By default, the model is a classifier and the score is the log-odds of the canary's label.
+        runs: 1, or the number of trainings on each side.
+        guesses: the number of canaries that one run guesses; by default, it is chosen on a quarter of them.
+        confidence: of the bound.
+        relation: how neighboring data sets differ, for a claim by events.
+        name: of the trainer, in words.
+        seed: of the coins and of the generator.
+    """
+    inputs, labels = data
+    claim = Claim.of(claimed, delta, relation)
+    called = name or getattr(train, "__name__", type(train).__name__).replace("_", " ")
+    generator = torch.Generator().manual_seed(seed)
+    rate = score or _label_log_odds
+
+    def scores(included: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+        records = torch.cat([inputs, canaries.inputs[included]]), torch.cat([labels, canaries.labels[included]])
+        found = np.asarray(rate(train(records, generator), canaries.inputs, canaries.labels), dtype=np.float64)
+        if found.shape != (len(canaries),):
+            raise InputError(f"The score must give one number for each of {len(canaries)} canaries, not {found.shape}.")
+        return found
+
+    if runs == 1:
+        coins = torch.rand(len(canaries), generator=generator) < 0.5
+        return audit_guesses(
+            scores(coins),
+            coins.numpy(),
+            claim=claim,
+            bound=OneRun(delta, confidence),
+            name=called,
+            setting=f"one training, {canaries.kind} each in with probability 1/2",
+            guesses=guesses,
+            seed=seed,
+        )
+    if runs < 40:
+        raise InputError(f"{runs} trainings are too few to count: give runs=1, or at least 40.")
+    first = torch.zeros(len(canaries), dtype=torch.bool)
+    first[0] = True
+    members, others = ([scores(present)[0] for _ in range(runs)] for present in (first, torch.zeros_like(first)))
+    return audit_scores(
+        members,
+        others,
+        claim=claim,
+        bound=ClopperPearson(delta, confidence),
+        name=called,
+        setting=f"{runs} trainings with and {runs} without one of {canaries.kind}",
+    )
+
+
+def _label_log_odds(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+    """log p - log(1 - p) of each label, by a module that returns logits or by an estimator of scikit-learn."""
+    if hasattr(model, "predict_proba"):
+        found = torch.as_tensor(model.predict_proba(inputs.flatten(1).numpy())).log()
+    else:
+        training = isinstance(model, nn.Module) and model.training
+        if training:
+            model.eval()
+        with torch.no_grad():
+            found = torch.cat([torch.as_tensor(model(part)) for part in inputs.split(1000)])
+        if training:
+            model.train()
+    index, logits = labels.long()[:, None], found.double()
+    rest = logits.scatter(1, index, -torch.inf).logsumexp(1)
+    odds: Tensor = logits.gather(1, index).squeeze(1) - rest
+    return odds

@@ -1,4 +1,4 @@
-"""The laboratory: the library's own training path, run on small data sets on which a class of bugs would show.
+"""The laboratory: the library's own training path, run on small data sets on which bugs show.
 
 A *station* runs the real path (`make_private` and its loop, teachers, a GAN, the split of a file) once, with or without one
 worst-case record, and returns everything that is released. The laboratory repeats it and bounds epsilon from below.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -18,19 +17,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privet.audit.bounds import TwoSampleBound
-from privet.audit.claim import Claim, Claimed
-from privet.audit.result import CRASHED, REFUSED, Audit
-from privet.audit.threshold import audit_scores
+from privet.audit.result import (
+    CRASHED,
+    REFUSED,
+    Audit,
+    Claim,
+    Claimable,
+    audit_scores,
+    contradicted,
+    now,
+    resumable,
+)
 from privet.data import Progress
 from privet.errors import InputError, PrivetError
 from privet.privacy import Event
 
 RUNS = 800
-"""Runs with the record, and as many without: enough for 1.5 times the allowed sensitivity at 99 %, over all stations."""
+"""Runs with the record, and as many without it: enough to see 1.5 times the allowed sensitivity at 99 %, over all stations."""
 PROBES = 4
-"""Runs on each side with next to no noise: they show in which direction the record moves a release."""
-CONTRADICTION = "a contradiction"
-"""The method of a refutation that needs no statistics."""
+"""Runs on each side with almost no noise: they show in which direction the record moves a release."""
 QUIET = 1e-6
 """The noise multiplier of a probe."""
 _CHOSEN_ON = 0.25
@@ -46,11 +51,11 @@ class Seen:
 
     Attributes:
         tensors: the released tensors by name: parameters after each step, optimizer state, buffers.
-        numbers: other numbers that are released, or follow from what is.
-        event: what the run's ledger says was done; None where the run raised or has no ledger.
+        numbers: other numbers that are released, or follow from the release.
+        event: the event in the run's ledger; None if the run raised or has no ledger.
         raised: the error that ended the run, or "".
-        refused: whether that error is the library's own refusal, and no crash.
-        faults: what cannot happen in a sound run, in words: one is enough to refute.
+        refused: whether that error is a refusal by the library, and not a crash.
+        faults: observations that cannot happen in a sound run, in words: a single one refutes.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -62,13 +67,13 @@ class Seen:
 
     @classmethod
     def of_error(cls, error: Exception) -> Seen:
-        """What is seen of a run that raised."""
+        """What an attacker sees of a run that raised."""
         sentence = str(error).split(". ")[0].strip()[:160]
         return cls(raised=f"{type(error).__name__}: {sentence}", refused=isinstance(error, PrivetError))
 
 
 class Station(Protocol):
-    """One place where bugs live: a small setting in which they show."""
+    """A place where bugs occur: a small setting in which they show."""
 
     @property
     def name(self) -> str: ...
@@ -80,15 +85,15 @@ class Station(Protocol):
 
     @property
     def effort(self) -> float:
-        """Its runs over those of the other stations: below 1 where a run is slow and a bug is loud."""
+        """The number of its runs relative to other stations: below 1 if a run is slow and its bugs are easy to see."""
         ...
 
     def run(self, present: bool, seed: int, noise: float | None = None) -> Seen:
         """Run the library once, with or without the record; `noise` replaces the noise multiplier, for probes."""
         ...
 
-    def claimed(self) -> Claimed:
-        """What is claimed of a sound run, where no ledger says it."""
+    def claimed(self) -> Claimable:
+        """The claim for a sound run, if there is no ledger to take it from."""
         ...
 
     def bound(self, confidence: float) -> TwoSampleBound:
@@ -104,32 +109,32 @@ def laboratory(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Audit, ...]:
-    """Audit the library's own training path at every station; one audit for each.
+    """Audit the library's own training path: one audit for each station.
 
-    Of each station the record's direction is found by a few runs with next to no noise; a quarter of the runs choose the score (a
-    linear discriminant of everything that is released) and its threshold, and only the rest is counted. A contradiction that
-    needs no statistics (a record twice in a batch, a step that is not in the ledger, a ledger that depends on the records)
-    refutes at once.
+    A few runs with almost no noise find the direction in which the record moves the release of a station. A quarter of the
+    other runs choose the score (a linear discriminant of everything that is released) and its threshold, and only the rest is
+    counted. A contradiction (a record twice in a batch, a step that is not in the ledger, a ledger that depends on the records)
+    refutes at once, without statistics.
 
     Formal guarantees: if the library keeps its claims, at most ``1 - confidence`` of all laboratories refute anything: each of
-    k stations has an error probability of ``(1 - confidence) / k``. A laboratory that refutes nothing proves nothing; where the
+    k stations has an error probability of ``(1 - confidence) / k``. A laboratory that refutes nothing proves nothing. If the
     ceiling of a station lies below its claim, its verdict says that it could not have refuted.
 
     Args:
-        stations: where to look; without it, all of `privet.audit.stations.stations()`.
+        stations: the stations to visit; by default all of `privet.audit.stations.stations()`, with those that were added.
         runs: with the record, and as many without it, at each station.
         confidence: of the whole laboratory.
         seed: of the laboratory; every run has a seed of its own.
-        progress: called with a description, the runs done and the runs in all.
+        progress: called with a description, the stations that are done and all stations.
     """
     if stations is None:
         from privet.audit.stations import stations as all_stations
 
         stations = all_stations()
     if runs < 40:
-        raise InputError(f"A laboratory needs at least 40 runs on each side, and {runs} were asked for.")
+        raise InputError(f"A laboratory needs at least 40 runs on each side, not {runs}.")
     if not stations:
-        raise InputError("A laboratory without stations sees nothing: give at least one.")
+        raise InputError("A laboratory without stations sees nothing: give at least one station.")
     each = 1 - (1 - confidence) / len(stations)
     found = []
     with _one_thread():
@@ -143,8 +148,9 @@ def laboratory(
     return tuple(found)
 
 
+@resumable
 def _audit(station: Station, runs: int, seed: int, each: float, whole: float) -> Audit:
-    """One station: `each` is the confidence of its bound, `whole` that of all stations together."""
+    """Audit one station: `each` is the confidence of its bound, `whole` that of all stations together."""
     bound = station.bound(each)
     directions = _directions(station, seed)
     sides: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
@@ -162,18 +168,17 @@ def _audit(station: Station, runs: int, seed: int, each: float, whole: float) ->
         if faults:
             break
     if len(events) > 1:
-        faults["the ledger says different things of runs that differ in one record or in their noise"] += 1
-    # A claim by events holds at every delta, and of several the largest is taken: a refutation must hold for each.
+        faults["the ledgers of runs that differ in one record or in their noise are different"] += 1
+    # A claim by events holds at every delta. Of several claims take the largest: a refutation must hold for each.
     delta = bound.delta
     claim = max((Claim.of(event, delta) for event in events or [station.claimed()]), key=lambda one: one.epsilon)
-    none = Audit(station.name, claim, 0.0, 0.0, whole, "", "", station.looks_for)
     if faults:
-        return replace(none, lower_bound=inf, ceiling=inf, method=CONTRADICTION, evidence="; ".join(faults))
+        return contradicted(station.name, claim, whole, "; ".join(faults), setting=station.looks_for)
     said = next((words for words in raised if words), "")
     if raised[""] == 0:
         ended = REFUSED if refused == 2 * runs else CRASHED
         evidence = f"{ended} in each of {2 * runs:,} runs, with the record and without it: {said}"
-        return replace(none, method=ended, evidence=evidence)
+        return Audit(station.name, claim, 0.0, 0.0, whole, ended, evidence, station.looks_for, date=now())
     members, others = _scores(*sides)
     audit = audit_scores(
         members, others, claim=claim, bound=bound, name=station.name, setting=station.looks_for, chosen_on=_CHOSEN_ON
@@ -183,7 +188,7 @@ def _audit(station: Station, runs: int, seed: int, each: float, whole: float) ->
 
 
 def _directions(station: Station, seed: int) -> dict[str, Tensor]:
-    """How the record moves each released tensor, by runs with next to no noise; these are counted nowhere."""
+    """How the record moves each released tensor, by runs with almost no noise, which are not counted."""
     totals: dict[str, Tensor] = {}
     for count in range(PROBES):
         pair = [station.run(present, seed + count, QUIET).tensors for present in (True, False)]
@@ -198,7 +203,7 @@ def _directions(station: Station, seed: int) -> dict[str, Tensor]:
 
 
 def _features(seen: Seen, directions: Mapping[str, Tensor]) -> dict[str, float]:
-    """A run as a few numbers: each tensor along the record's direction, the other numbers, and how it ended."""
+    """A run as a few numbers: each tensor projected on the record's direction, the other numbers, and how the run ended."""
     found = dict.fromkeys(directions, 0.0)
     wrong = 0
     for name, tensor in seen.tensors.items():
@@ -209,7 +214,7 @@ def _features(seen: Seen, directions: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _scores(members: Sequence[Mapping[str, float]], others: Sequence[Mapping[str, float]]) -> tuple[Array, Array]:
-    """One score for each run: the linear discriminant that a quarter of the runs chooses."""
+    """One score for each run: the linear discriminant that is learned on a quarter of the runs."""
     names = sorted({name for each in (*members, *others) for name in each})
     inside, outside = (
         np.array([[each.get(name, 0.0) for name in names] for each in side]) for side in (members, others)
@@ -217,7 +222,7 @@ def _scores(members: Sequence[Mapping[str, float]], others: Sequence[Mapping[str
     chosen = [side[: round(_CHOSEN_ON * len(side))] for side in (inside, outside)]
     change = chosen[0].mean(0) - chosen[1].mean(0)
     spread = np.sqrt((chosen[0].var(0) + chosen[1].var(0)) / 2)
-    # A number that never varies, and differs: it decides. One that neither varies nor differs says nothing.
+    # A number that differs and never varies decides. One that neither varies nor differs says nothing.
     scale = np.maximum(spread, 1e-3 * np.abs(change))
     used = scale > 0
     if not used.any():

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privet.cli.program import AsJson, app
-from privet.cli.records import say_of_run
+from privet.cli.program import AsJson, echo, verb
+from privet.cli.records import Plugins, check_budget, completing, load_plugins, say_of_run, with_plugins
 from privet.errors import InputError
 
 if TYPE_CHECKING:
     from privet.privacy import Spent
+    from privet.privacy.budget import Account
 
 
 class RelationName(StrEnum):
-    """The neighbouring relation, by its name."""
+    """The neighboring relation, by its name."""
 
     add_remove = "add-remove"
     replace_one = "replace-one"
@@ -28,27 +30,37 @@ class RelationName(StrEnum):
 ACCOUNTANTS = ("pld", "rdp", "moments", "strong", "strong-published", "optimal", "basic", "gdp", "pld-reference")
 EPSILONS, TRADEOFF = "epsilons", "tradeoff"
 
-EXAMPLE = "Example:  privet account --examples 60000 --batch-size 600 --noise 1.1 --epochs 15 --delta 1e-5 --explain"
+
+def accountant_names() -> list[str]:
+    """For tab completion."""
+    return with_plugins(ACCOUNTANTS, "privet.accountants", "privet.privacy", "ACCOUNTANTS")
 
 
-@app.command("account", epilog=EXAMPLE)
+@dataclass
+class Planned:
+    """The options of a plan; one of them is left out and computed."""
+
+    examples: Annotated[int | None, typer.Option(help="How many records there are.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="How many records a step samples on average.")] = None
+    noise: Annotated[float | None, typer.Option(help="The noise multiplier: noise over clipping norm.")] = None
+    steps: Annotated[int | None, typer.Option(help="Steps; or give --epochs.")] = None
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data; or give --steps.")] = None
+    epsilon: Annotated[float | None, typer.Option(help="A budget, for what is left out.")] = None
+    relation: Annotated[RelationName | None, typer.Option(help="Which data sets are neighbors.")] = None
+
+
+@verb("account", "privet account --examples 60000 --batch-size 600 --noise 1.1 --epochs 15 --delta 1e-5 --explain")
 def account(
+    planned: Planned,
     run: Annotated[
         Path | None,
         typer.Argument(metavar="RUN", help="A run folder or a ledger file, instead of a plan.", show_default=False),
     ] = None,
-    examples: Annotated[int | None, typer.Option(help="How many records there are.")] = None,
     delta: Annotated[float | None, typer.Option(help="The delta of the statement; a run folder has its own.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="How many records a step samples on average.")] = None,
-    noise: Annotated[float | None, typer.Option(help="The noise multiplier: noise over clipping norm.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps; or give --epochs.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data; or give --steps.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="A budget, for what is left out.")] = None,
     accountant: Annotated[
         str | None,
-        typer.Option(help=f"Whose theorem: {', '.join(ACCOUNTANTS)}.", autocompletion=lambda: ACCOUNTANTS),
+        typer.Option(help=f"Whose theorem: {', '.join(ACCOUNTANTS)}.", autocompletion=completing(accountant_names)),
     ] = None,
-    relation: Annotated[RelationName | None, typer.Option(help="Which data sets are neighbors.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say in plain words what the statement means.")] = False,
     plot: Annotated[
         str | None,
@@ -58,6 +70,7 @@ def account(
             "tradeoff (what the best attack can reach).",
         ),
     ] = None,
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
     """What a run of Poisson-sampled Gaussian steps costs, and what that means.
@@ -66,10 +79,10 @@ def account(
     --epsilon that is the cost of the run; with it, the least noise, the most steps or the largest batch that it allows.
     For a run that was made already, give its folder or its ledger instead.
     """
+    load_plugins(plugins)
     figure, file = _figure(plot)
     if run is not None:
-        plan = (examples, batch_size, noise, steps, epochs, epsilon, relation)
-        if any(value is not None for value in plan):
+        if any(value is not None for value in vars(planned).values()):
             raise InputError(
                 f"{run} says what was done: beside it give --delta, --accountant, --explain, --plot or --json."
             )
@@ -80,28 +93,13 @@ def account(
         if as_json:
             facts["meaning"] = spent.meaning.to_dict()
     else:
-        from privet.privacy.account import account as answer
-
-        if examples is None or delta is None:
-            raise InputError("Give --examples and --delta; or the folder of a run: privet account runs/a.")
-        kind = (relation or RelationName.add_remove).value
-        found = answer(
-            examples=examples,
-            batch_size=batch_size,
-            delta=delta,
-            noise_multiplier=noise,
-            epsilon=epsilon,
-            steps=steps,
-            epochs=epochs,
-            accountant=accountant or "pld",
-            relation=kind,
-        )
-        for warning in found.warnings:
-            typer.echo(f"privet: {warning}", err=True)
+        found = _answer(planned, delta, accountant)
         if figure == EPSILONS:
             from privet.privacy.figure import save_epsilons
 
-            save_epsilons(file, found.rate, found.noise_multiplier, delta, found.steps, relation=kind)
+            save_epsilons(
+                file, found.rate, found.noise_multiplier, found.spent.delta, found.steps, relation=_kind(planned)
+            )
         spent, sentence = found.spent, str(found)
         facts = found.to_dict() if as_json else {}
     if figure == TRADEOFF:
@@ -110,18 +108,46 @@ def account(
         save_tradeoff(file, spent)
     _say(spent, sentence, facts, explained=explain, as_json=as_json)
     if figure and not as_json:
-        typer.echo(f"The figure: {file}")
+        echo(f"The figure: {file}")
+
+
+def _kind(planned: Planned) -> str:
+    return (planned.relation or RelationName.add_remove).value
+
+
+def _answer(planned: Planned, delta: float | None, accountant: str | None) -> Account:
+    """What the plan costs, or what it leaves out."""
+    from privet.privacy.budget import account as answer
+
+    if planned.examples is None or delta is None:
+        raise InputError("Give --examples and --delta; or the folder of a run: privet account runs/a.")
+    if planned.epsilon is not None:
+        check_budget(planned.epsilon, delta)
+    found = answer(
+        examples=planned.examples,
+        batch_size=planned.batch_size,
+        delta=delta,
+        noise_multiplier=planned.noise,
+        epsilon=planned.epsilon,
+        steps=planned.steps,
+        epochs=planned.epochs,
+        accountant=accountant or "pld",
+        relation=_kind(planned),
+    )
+    for warning in found.warnings:
+        echo(f"privet: {warning}", err=True)
+    return found
 
 
 def _say(spent: Spent, sentence: str, facts: dict[str, object], *, explained: bool, as_json: bool) -> None:
-    from privet.privacy.explain import explain
+    from privet.privacy.meaning import explain
 
     if as_json:
-        typer.echo(json.dumps(facts | ({"explanation": explain(spent)} if explained else {}), indent=1))
+        echo(json.dumps(facts | ({"explanation": explain(spent)} if explained else {}), indent=1))
         return
-    typer.echo(sentence)
+    echo(sentence)
     if explained:
-        typer.echo(f"\n{explain(spent)}")
+        echo(f"\n{explain(spent)}")
 
 
 def _figure(plot: str | None) -> tuple[str, Path]:
@@ -139,13 +165,13 @@ def _recorded(run: Path, delta: float | None, accountant: str | None) -> Spent:
     from privet.privacy import Ledger, delta_warning
 
     if run.is_dir():
-        from privet.report import RunRecord
+        from privet.runs.own import read_run
 
-        record = RunRecord.read(run)
+        record = read_run(run)
         ledger = record.open_ledger(run)
         say_of_run(record)
         if said := delta_warning(delta or record.delta, record.data.protected_records, ledger.unit):
-            typer.echo(f"privet: {said}", err=True)
+            echo(f"privet: {said}", err=True)
         if accountant is None and delta in (None, record.delta):
             return record.spent(ledger)
         return ledger.spent(delta or record.delta, accountant or "pld")

@@ -1,214 +1,210 @@
-"""`privet attack`."""
+"""`privet attack`: membership inference on the release of a run."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
+from privet.cli.options import GivenSettings, either, unknown_setting, warn_moved
+from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import computing
-from privet.cli.records import load_again
-from privet.cli.report import RunFolder
+from privet.cli.records import (
+    ControlOptions,
+    Plugins,
+    command_line,
+    completing,
+    keys,
+    load_again,
+    load_plugins,
+    say_preview,
+    set_option,
+)
 from privet.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor, nn
-
-    from privet.attacks import Roc
-    from privet.data import Dataset, Progress
-    from privet.report import AttackResult
+    from privet.attacks import Attack, AttackResult
+    from privet.data import Dataset
+    from privet.report import RunRecord
 
 PICTURE = "inversion.png"
+INVERSION = "inversion"
 INTERNAL = "Internal, computed from private records without noise and not for release"
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/a.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="For a run with a model of your own: py:package.module:Net, which builds it. A record never names code to import."
+    ),
+]
 
 
-class Attack(StrEnum):
-    """Which attack."""
+def attack_keys() -> list[str]:
+    from privet.attacks import attack_names
 
-    loss = "loss"
-    shadow = "shadow"
-    lira = "lira"
-    inversion = "inversion"
-    distance = "distance"
-    density = "density"
+    return [*attack_names(), INVERSION]
 
 
-ON_DATA = (Attack.distance, Attack.density)
+def _old(name: str) -> Any:
+    return typer.Option(f"--{name}", hidden=True, help=f"Moved: write --set {name}=...")
 
 
-class Signal(StrEnum):
-    """What the attacker looks at."""
-
-    loss = "loss"
-    confidence = "confidence"
+SIGNALS = ("loss", "confidence")
 
 
-NAMES = {Signal.loss: "Loss threshold", Signal.confidence: "Confidence threshold (the attacker has no labels)"}
+@dataclass
+class MovedAttackOptions:
+    """Options of version 0.1 that are settings of an attack now: they work for one more version, with a warning."""
+
+    signal: Annotated[str | None, typer.Option("--signal", hidden=True, help="Moved: write --attack confidence.")] = (
+        None
+    )
+    shadows: Annotated[int | None, _old("shadows")] = None
+    records: Annotated[int | None, _old("records")] = None
+    epochs: Annotated[int | None, _old("epochs")] = None
+    seed: Annotated[int | None, _old("seed")] = None
+
+    def applied(self, wanted: list[str], settings: GivenSettings) -> list[str]:
+        """The attacks that the old options mean; those that are settings now are added to `settings`."""
+        for name in ("shadows", "records", "epochs", "seed"):
+            if (value := getattr(self, name)) is not None:
+                warn_moved(f"--{name}", f"--set {name}={value}")
+                settings.add(f"--{name}", name, value)
+        if self.signal is None:
+            return wanted
+        if wanted != ["loss"]:
+            raise InputError(
+                f"--signal is not used by --attack {','.join(wanted)}. Leave it out, or use it with --attack loss."
+            )
+        if self.signal not in SIGNALS:
+            raise InputError(f"--signal is loss or confidence, and not {self.signal!r}.")
+        warn_moved("--signal", f"--attack {self.signal}")
+        return [self.signal]
 
 
-@app.command("attack", epilog="Example:  privet attack runs/a --attack lira --shadows 16")
+@verb("attack", "privet attack runs/a --attack lira --set shadows=16")
 def attack(
-    context: typer.Context,
     run: RunFolder,
-    kind: Annotated[
-        Attack | None,
+    moved: MovedAttackOptions,
+    control: ControlOptions,
+    attacks: Annotated[
+        list[str] | None,
         typer.Option(
             "--attack",
-            help="loss: how well each record is fitted; shadow: learnt from a shadow model; lira: each record against "
-            "shadow models with and without it; inversion: a picture of each class. Of artificial data: distance to the "
-            "closest example; density: where it is denser than other records. Without it, loss or distance.",
+            "--attacks",
+            help="Attacks by key, with commas between (privet attacks lists them), or inversion: a picture of each class. "
+            "Without it, loss for a model and distance for synthetic data.",
+            autocompletion=completing(attack_keys),
         ),
     ] = None,
-    signal: Annotated[
-        Signal, typer.Option(help="For loss: fit to the true label, or to the likeliest one.")
-    ] = Signal.loss,
-    shadows: Annotated[int, typer.Option(help="For lira: how many shadow models.", min=4)] = 16,
-    records: Annotated[
-        int, typer.Option(help="For shadow, lira, distance and density: at most so many on each side.", min=20)
-    ] = 2000,
-    epochs: Annotated[int, typer.Option(help="For shadow and lira: of the shadow models.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Of the shadow models.", min=0)] = 0,
+    settings: Annotated[list[str] | None, set_option("attack", "privet attacks")] = None,
+    model: Model = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="For a loop of your own, or a run on records of py:package.module:load: the records it was trained on, and "
+            "others, as train and test parts."
+        ),
+    ] = "",
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack what a run made, a model or data: can its training records be told from others? Updates the run's page.
+    """Attack the release of a run, a model or data: can its training records be told from others?
 
-    Shadow models have the run's architecture and are trained without noise, by Adam: shadow on test records that are
-    then not asked about, lira on random halves of the records in question.
+    Every result is appended to the run's record, with date, command and power; page and card list them all.
     """
-    from privet.report import AttackResult, RunRecord, load_model, renew
-    from privet.report.data_mark import KEY_FILE, fits
+    load_plugins(plugins)
+    from privet.io.names import LOOP
+    from privet.runs.after import attack_run
+    from privet.runs.own import read_run
 
-    record = RunRecord.read(run)
-    kind = kind or (Attack.distance if record.synthetic else Attack.loss)
-    check_used(context, kind.value)
-    if kind in ON_DATA and not record.synthetic:
-        raise InputError(f"{run}: the attack {kind.value} is on artificial data, and this run made a model.")
-    dataset = load_again(record.data)
-    if not any(fits(record.data.fingerprint, mark, run) for mark in (dataset.origin, dataset.fingerprint)):
+    record = read_run(run)
+    given = GivenSettings.of(settings)
+    wanted = moved.applied(keys(attacks) or ["distance" if record.synthetic else "loss"], given)
+    if INVERSION in wanted:
+        if control.dry_run:
+            raise InputError("--attack inversion draws pictures in a few seconds and has no --dry-run: leave it out.")
+        if len(wanted) > 1 or given.options:
+            others = [key for key in wanted if key != INVERSION] + list(given.options.values())
+            raise InputError(f"--attack inversion draws pictures and takes no {either(others)}: leave it out.")
+        _invert(record, run, model, data, as_json)
+        return
+    chosen = _with_settings(wanted, given)
+    if control.dry_run:
+        from privet.runs.preview import preview_attack
+
+        say_preview(preview_attack(record, run, chosen, model), as_json)
+        return
+    if (run / LOOP).exists() and not data:
         raise InputError(
-            f"{run}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
-            f"cannot be told; run it again."
+            f"{run} holds a loop of your own: name its records with --data, for example --data py:package.module:load."
         )
-    if kind in ON_DATA:
-        result, lines = _on_data(kind, run, dataset, records, seed)
-    else:
-        model = load_model(record, run)
-        if kind is Attack.inversion:
-            _invert(model, dataset, run, as_json)
-            return
-        if kind is Attack.loss:
-            name, roc = NAMES[signal], _fit(model, dataset, signal, record.data.set_aside)
-        else:
-            name, roc = _by_shadows(kind, model, dataset, record.data.set_aside, shadows, records, epochs, seed)
-        result, lines = AttackResult.of(name, roc), []
-    dataclasses.replace(record, attack=result).write(run)
-    page = renew(run)
+    dataset = load_again(record.data, data)
+    with how_to_go_on(pays=False), computing() as progress:
+        results, page, extra = attack_run(
+            run, chosen, dataset, model=model, resume=control.resume, command=command_line(), progress=progress
+        )
     if as_json:
-        facts = dataclasses.asdict(result)
+        facts = [asdict(result) for result in results]
         if not record.data.public:
-            facts |= {"members": None, "non_members": None, "internal": INTERNAL}
-        typer.echo(json.dumps(facts | {"page": str(page)}, indent=1))
+            facts = [each | {"members": None, "non_members": None, "internal": INTERNAL} for each in facts]
+        echo(json.dumps(facts[0] | {"page": str(page)} if len(facts) == 1 else facts, indent=1))
         return
     if not record.data.public:
-        typer.echo(f"{INTERNAL}:")
-    for line in [*sentences(result, public=record.data.public), *(lines or [thresholds(result)])]:
-        typer.echo(line)
-    typer.echo(f"The page: {page}")
+        echo(f"{INTERNAL}:")
+    for result in results:
+        for line in [*sentences(result, public=record.data.public), *([thresholds(result)] if result.points else [])]:
+            echo(line)
+    for line in extra:
+        echo(line)
+    echo(f"The page: {page}")
 
 
-def _on_data(kind: Attack, run: Path, dataset: Dataset, records: int, seed: int) -> tuple[AttackResult, list[str]]:
-    """The result, and what else is said of artificial data."""
-    from privet.synthesis import attacks, read_release
+def _with_settings(wanted: Sequence[str], settings: GivenSettings) -> list[Attack]:
+    """The attacks, each with those of the settings that it has; a setting that none of them has is refused."""
+    from privet.attacks import attack_named, attack_names
+    from privet.runs.after import attacks_with
 
-    inputs = read_release(run)
-    result = attacks.membership(inputs, dataset, kind.value, asked=records, seed=seed)
-    return result, [str(found) for found in attacks.closeness(inputs, dataset, asked=records, seed=seed)]
+    def has(key: str) -> set[str]:
+        attack: Any = attack_named(key)
+        return {each.name for each in fields(attack)} - {"key", "title"} if is_dataclass(attack) else set()
 
-
-def _fit(model: nn.Module, dataset: Dataset, signal: Signal, aside: int) -> Roc:
-    from privet.attacks import LossThreshold
-    from privet.data import set_aside
-    from privet.recipes import outputs
-
-    with computing() as features:
-        members, others = outputs(model, dataset, features, aside)
-    attacked = LossThreshold(signal=signal.value)
-    labels = set_aside(dataset, aside).test.labels
-    return attacked(lambda given: given, (members, dataset.train.labels), (others, labels))
+    named, known = f"--attack {','.join(wanted)}", {name for key in wanted for name in has(key)}
+    for name, option in settings.options.items():
+        if name not in known:
+            if users := [f"--attack {key}" for key in attack_names() if name in has(key)]:
+                raise InputError(f"{option} is not used by {named}. Leave it out, or use it with {either(users)}.")
+            raise InputError(unknown_setting(option, named, known))
+    return attacks_with(wanted, settings.values)
 
 
-def _by_shadows(
-    kind: Attack, model: nn.Module, dataset: Dataset, aside: int, shadows: int, records: int, epochs: int, seed: int
-) -> tuple[str, Roc]:
-    import torch
+def _invert(record: RunRecord, run: Path, model: str, data: str, as_json: bool) -> None:
+    from privet.attacks import draw_classes
+    from privet.report import load_model
 
-    from privet.attacks import Fitting, fresh, lira, membership
-
-    generator = torch.Generator().manual_seed(seed)
-    with computing() as progress:
-        part, train, test = _trained_part(model, dataset, aside, records, generator, progress)
-        fitting = Fitting(lambda: fresh(part), epochs=epochs, progress=progress)
-        half = len(test[0]) // 2
-        if kind is Attack.shadow:
-            others, population = (test[0][:half], test[1][:half]), (test[0][half:], test[1][half:])
-            roc = membership(part, train, others, attack="shadow", train=fitting, population=population, seed=seed)
-            return "Shadow model (trained without noise)", roc
-        found = lira(part, train, test, fitting, generator, shadows=shadows)
-    return f"LiRA ({shadows} shadow models, {found.how.split(':')[0]}, without noise)", found.roc
-
-
-def _trained_part(
-    model: nn.Module, dataset: Dataset, aside: int, records: int, generator: Generator, features: Progress | None
-) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The part of the model that was trained, and samples of the records as that part gets them."""
-    import torch
-
-    from privet.data import compute_features, set_aside
-    from privet.models.on_features import OnFeatures
-
-    before: nn.Module | None = None
-    if isinstance(model, OnFeatures):
-        dataset = compute_features(dataset, model.features, model.key, progress=features)
-        before, model = model.standardise, model.head
-    dataset = set_aside(dataset, aside)
-    sides = []
-    for split in (dataset.train, dataset.test):
-        chosen = torch.randperm(len(split), generator=generator)[:records]
-        x, y = split.batch(chosen)
-        with torch.no_grad():
-            sides.append((x if before is None else before(x), y))
-    return model, sides[0], sides[1]
-
-
-def _invert(model: nn.Module, dataset: Dataset, run: Path, as_json: bool) -> None:
-    from privet.attacks import class_means, draw_inversion, invert
-
+    dataset: Dataset = load_again(record.data, data)
     if len(dataset.shape) != 3:
         raise InputError(f"{run}: an inversion is drawn as pictures, and the records of {dataset.name} are not images.")
-    classes = range(len(dataset.classes))
-    found = invert(model, classes, dataset.shape, smoothness=0.002)
-    means = class_means(*dataset.train.tensors, classes)
-    path = draw_inversion(run / PICTURE, found, dataset.classes, means)
+    path = run / PICTURE
+    found = draw_classes(path, load_model(record, run, model), dataset)
     if as_json:
         confidence = dict(zip(dataset.classes, found.confidence.tolist(), strict=True))
-        typer.echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))
+        echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))
         return
-    typer.echo(
+    echo(
         f"Inversion: from nothing but the model, a picture of each class, of which it is at least "
         f"{math.floor(1000 * float(found.confidence.min())) / 10:g} % sure; beneath it the mean of the training records"
     )
-    typer.echo(f"The picture, to be shown only to those who may see the data: {path}")
+    echo(f"The picture, to be shown only to those who may see the data: {path}")
 
 
 def sentences(result: AttackResult, *, public: bool) -> list[str]:
-    """The result for a terminal; how many records there are is said where they are public."""
+    """The result for a terminal; the number of records is stated where they are public."""
     against = f"{result.members:,} training records against {result.non_members:,} others"
     lines = [
         f"{result.name}: {against if public else 'training records against others'}",

@@ -14,12 +14,18 @@ from privet.cli.progress import SECONDS_BETWEEN_LINES
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privet.compare import Lane
-    from privet.compare.result import Outcome, Result
+    from privet.runs.comparison import Compared, Comparison
+    from privet.runs.race import Lane
 
 Show = Callable[[Sequence["Lane"]], None]
 WIDE = 150
-MARKS = {"proved": "✓ proved", "assumed": "≈ assumed", "claimed": "✗ claimed", "open": "! unprotected"}
+MARKS = {
+    "proved": "✓ proved",
+    "assumed": "≈ assumed",
+    "claimed": "✗ claimed",
+    "open": "! unprotected",
+    "refuted": "✗ refuted",
+}
 VACUOUS_MARKS = {"proved": "∅ proved, vacuous", "assumed": "∅ assumed, vacuous", "claimed": "✗ claimed, vacuous"}
 
 
@@ -49,7 +55,7 @@ def _standing(lanes: Sequence[Lane], delta: float) -> Table:
         accuracy = f"{100 * step['accuracy']:.1f} %" if "accuracy" in step else ""
         epsilon = f"{step['epsilon']:.2f}" if "epsilon" in step else ""
         claimed = "" if step.get("guarantee", "proved") == "proved" else " (claimed)"
-        shown.add_row(lane.entrant.key, what, bar, accuracy, f"{epsilon}{claimed if epsilon else ''}", _left(lane))
+        shown.add_row(lane.key, what, bar, accuracy, f"{epsilon}{claimed if epsilon else ''}", _left(lane))
     return shown
 
 
@@ -76,10 +82,10 @@ def _lines(quiet: bool) -> Show:
         if quiet:
             return
         for lane in lanes:
-            if lane.row is not None and lane.entrant.key not in told:
-                told.add(lane.entrant.key)
+            if lane.row is not None and lane.key not in told:
+                told.add(lane.key)
                 why = f": {lane.row.reason}" if lane.row.reason else ""
-                _log(f"{lane.entrant.title}: {lane.row.state} in {lane.row.seconds:.0f} s{why}")
+                _log(f"{lane.title}: {lane.row.state} in {lane.row.seconds:.0f} s{why}")
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES:
             last = now
@@ -96,10 +102,10 @@ def _stands(lane: Lane) -> str:
     step = lane.standing
     of = f" {step['step']}/{step['steps']}" if step.get("steps") else ""
     left = f", {_left(lane)} left" if _left(lane) else ""
-    return f"{lane.entrant.key}: {_work(lane)}{of}{left}"
+    return f"{lane.key}: {_work(lane)}{of}{left}"
 
 
-def table(result: Result) -> None:
+def table(result: Comparison) -> None:
     """The result for a terminal."""
     from rich.console import Console
     from rich.table import Table
@@ -126,7 +132,7 @@ def table(result: Result) -> None:
         console.print(f"To choose among them costs what all of them cost together: {result.together}", soft_wrap=True)
 
 
-def _cells(outcome: Outcome) -> list[str]:
+def _cells(outcome: Compared) -> list[str]:
     from privet.privacy.spent import round_up
 
     row, record, spent, standing = outcome.row, outcome.record, outcome.spent, outcome.standing
@@ -136,7 +142,7 @@ def _cells(outcome: Outcome) -> list[str]:
     return [
         row.method,
         (MARKS | (VACUOUS_MARKS if standing.vacuous else {}))[standing.kind],
-        f"{100 * record.accuracy:.2f} %",
+        "" if record.accuracy is None else f"{100 * record.accuracy:.2f} %",
         round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
         _audited(outcome),
         f"{attack.auc:.3f}" if attack else "",
@@ -146,7 +152,7 @@ def _cells(outcome: Outcome) -> list[str]:
     ]
 
 
-def _audited(outcome: Outcome) -> str:
+def _audited(outcome: Compared) -> str:
     """The bound of the audit, and of what it is one: the epsilon of one step is not that of the run."""
     from privet.audit.result import round_down
     from privet.privacy.spent import round_up

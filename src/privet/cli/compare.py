@@ -1,213 +1,242 @@
-"""`privet compare`."""
+"""`privet compare`: every method that fits the data at one budget, on one page."""
 
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privet.cli import options
 from privet.cli.board import board, table
-from privet.cli.data import NAMES
-from privet.cli.program import AsJson, app
-from privet.cli.progress import computing, fetching
+from privet.cli.options import check_methods, current_key
+from privet.cli.program import AsJson, echo, how_to_go_on, verb
+from privet.cli.progress import computing
 from privet.cli.records import (
-    HoldOut,
-    NoHeader,
-    PublicSize,
-    UnprotectedTest,
-    Users,
+    Attacks,
+    BudgetOptions,
+    ControlOptions,
+    Plugins,
+    PublicRecords,
+    RecordOptions,
+    SettingOptions,
     choose_delta,
+    command_line,
+    completing,
+    keys,
+    load_plugins,
+    load_records,
+    say_account,
+    say_preview,
     say_who_is_unprotected,
 )
-from privet.cli.train import Delta, Epsilon, Seed, check_budget, recipe_names
 from privet.errors import InputError, PrivetError
 
 if TYPE_CHECKING:
-    from privet.compare import Entrant, Job
-    from privet.compare.result import Result
     from privet.data import Dataset
-
+    from privet.methods import Task
+    from privet.runs.comparison import Comparison
+    from privet.runs.job import Job
 
 EVERY = "all"
+MOST_MINUTES = 525_600
+"""A year: whoever waits longer gives 0."""
 
 
 def method_keys() -> list[str]:
-    from privet.compare import ENTRANTS
+    from privet.methods import METHODS
 
-    return [EVERY, *ENTRANTS]
+    return [EVERY, *METHODS]
 
 
-@app.command("compare", epilog="Example:  privet compare --data mnist --epsilon 3 --minutes 5 --out runs/compare")
-def compare(
-    context: typer.Context,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="A data set by name (mnist, fashion-mnist, cifar10, digits) or FORMAT:PATH, as privet data reads it.",
-            autocompletion=lambda: list(NAMES),
-        ),
-    ],
+@dataclass
+class RaceOptions:
+    """How the methods run."""
+
     out: Annotated[Path, typer.Option(help="The folder of the comparison; one that was stopped goes on.")] = Path(
         "runs/compare"
-    ),
-    schema: Annotated[
-        Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
-    ] = None,
-    no_header: NoHeader = False,
-    users: Users = "",
-    epsilon: Epsilon = 3.0,
-    delta: Delta = None,
-    public_size: PublicSize = None,
-    hold_out: HoldOut = None,
-    unprotected_test: UnprotectedTest = False,
-    minutes: Annotated[float, typer.Option(help="How long each may train; 0: as long as it takes.", min=0)] = 0.0,
+    )
+    minutes: Annotated[
+        float, typer.Option(help="How long each method may train; 0: as long as it takes.", min=0, max=MOST_MINUTES)
+    ] = 0.0
     methods: Annotated[
         list[str] | None,
         typer.Option(
             "--method",
             "--methods",
             help="One method, or several with commas between, or all; without it, those that fit and do not train for long.",
-            autocompletion=method_keys,
+            autocompletion=completing(method_keys),
         ),
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="The recipe of methods that train a classifier.", autocompletion=recipe_names)
-    ] = None,
-    public: Annotated[
-        str,
-        typer.Option(
-            help="Public records without labels, for pate: how many of the test records, or another data set by name."
-        ),
-    ] = "",
+    ] = None
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write the table to this .csv or .tex file too. Columns named internal are not for release."),
+    ] = None
     at_once: Annotated[
-        int | None, typer.Option("--jobs", help="How many at once; without it, one for each core.", min=1)
-    ] = None,
-    seed: Seed = None,
+        int | None, typer.Option("--jobs", help="How many at once; without it, one for each core.", min=1, max=1000)
+    ] = None
+
+
+@verb("compare", "privet compare --data mnist --epsilon 3 --minutes 5 --out runs/compare")
+def compare(
+    context: typer.Context,
+    records: RecordOptions,
+    budget: BudgetOptions,
+    chosen: SettingOptions,
+    race: RaceOptions,
+    control: ControlOptions,
+    public: PublicRecords = "",
+    attacks: Attacks = None,
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run every method that fits the data at one budget, attack and audit each, and lay them side by side on one page.
+    """Run every method that fits the data at one budget, attack and audit each, and show them side by side on one page.
 
-    Each method runs in a process of its own. Stopped and called again with the same options, it goes on. Looking at all of
+    Each method runs in a process of its own. Stopped and called again with the same options, it goes on, with --resume or
+    without it: what is finished is not run again. Looking at all of
     them to choose one costs what all of them cost together: the page says how much.
     """
-    check_budget(epsilon, delta)
-    from privet.compare import Job
+    load_plugins(plugins)
+    budget.check()
+    if math.isnan(race.minutes):
+        raise InputError("--minutes is a number from 0 on, and not nan.")
+    from privet.methods import METHODS
+    from privet.report.export import check_suffix, export
+    from privet.runs import Measuring
+    from privet.runs.job import Job
 
-    command = ("privet", *sys.argv[1:])
-    job = Job(
-        data,
-        epsilon,
-        delta or 0.0,
-        (),
-        minutes,
-        seed,
-        recipe or "",
-        str(schema) if schema else "",
-        public,
-        command,
-        public_size=public_size,
-        hold_out=hold_out,
-        unprotected_test=unprotected_test,
-        header=not no_header,
-        user=users,
-    )
-    with fetching() as progress:
-        dataset = job.records(progress)
+    if race.export is not None:
+        check_suffix(race.export)
+    spec, settings = records.spec(), chosen.given()
+    say_account(spec, race.out)
+    dataset = load_records(spec, made_up=control.dry_run)
+    if dataset.target is not None:
+        raise InputError(
+            f"A comparison ranks methods by their accuracy, and {dataset.target.name} is a number: use privet train."
+        )
     say_who_is_unprotected(dataset)
-    job = replace(job, delta=choose_delta(delta, dataset))
-    entrants, left_out = _entrants(methods, dataset, public)
-    _check_used(context, entrants)
-    job = replace(job, methods=tuple(entrant.key for entrant in entrants))
-    job.keep(out)
-    result = run(job, dataset, out, entrants, left_out, at_once=at_once, quiet=as_json)
-    say(result, out, as_json)
+    job = Job(
+        spec,
+        budget.epsilon,
+        choose_delta(budget.delta, dataset),
+        (),
+        race.minutes,
+        budget.seed,
+        public,
+        settings.values,
+        measuring=Measuring(tuple(keys(attacks))),
+        plugins=tuple(str(Path(file).resolve()) for file in plugins or ()),
+        command=command_line(),
+    )
+    task = job.task(dataset)
+    methods, left_out = _methods(race.methods, task)
+    check_methods(context, [METHODS[key].fitted(task) for key in methods], settings, dict(METHODS.items()))
+    for key in methods:
+        job.method(key, task)  # a value that cannot be used is refused before any method starts
+    _check_attacks(job, methods, task)
+    job = replace(job, methods=tuple(methods))
+    if control.dry_run:
+        say_dry_run(job, task, race.out, race.at_once, as_json)
+        return
+    with how_to_go_on(race.out, pays=False), job.kept_in(race.out):
+        result = run(job, dataset, race.out, left_out, at_once=race.at_once, quiet=as_json)
+    if race.export is not None:
+        caption = f"Methods at epsilon {job.epsilon:g}, delta {job.delta:g}, on {dataset.name}."
+        export([outcome.facts() for outcome in result.outcomes], race.export, caption)
+    say(result, race.out, as_json)
+
+
+def say_dry_run(job: Job, task: Task, out: Path, at_once: int | None, as_json: bool) -> None:
+    """What the comparison would do."""
+    from privet.runs.preview import preview_comparison
+    from privet.runs.race import cores
+
+    methods = [job.method(key, task) for key in job.methods]
+    say_preview(preview_comparison(methods, task, out, at_once or cores()), as_json)
 
 
 def run(
     job: Job,
     dataset: Dataset,
     out: Path,
-    entrants: list[Entrant],
     left_out: dict[str, str],
     *,
     at_once: int | None = None,
     quiet: bool = False,
-) -> Result:
-    """Run the methods of the job that `out` keeps, showing where each stands; leaves the page and `compare.json` there."""
-    from privet.compare import finish, race
-    from privet.compare.page import write_comparison
+) -> Comparison:
+    """Run the methods of the job that `out` keeps, showing the progress of each; leaves the page and `compare.json` there."""
+    from privet.runs.comparison import finish, write_comparison
+    from privet.runs.race import race
 
     _prepare(job, dataset)
     with board(job.delta, quiet=quiet) as show:
-        rows = race(entrants, out, at_once=at_once, on_change=show)
+        rows = race(job.methods, out, at_once=at_once, on_change=show)
     result = finish(job, out, rows, left_out, (dataset.origin, dataset.fingerprint))
     write_comparison(result, out)
     return result
 
 
-def say(result: Result, out: Path, as_json: bool) -> None:
-    """What came out, for a terminal or for a program; an error where nothing did."""
-    from privet.compare.page import FILE
+def say(result: Comparison, out: Path, as_json: bool) -> None:
+    """The result, for a terminal or for a program; an error where there is none."""
+    from privet.runs.comparison import PAGE
 
-    page = out / FILE
+    page = out / PAGE
     if as_json:
-        typer.echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, allow_nan=False))
+        echo(json.dumps(result.to_dict() | {"page": str(page)}, indent=1, allow_nan=False))
     else:
         private = any(outcome.record is not None and not outcome.record.data.public for outcome in result.outcomes)
         if private:
-            typer.echo(
+            echo(
                 "Internal, not for release: AUC and TPR, and an accuracy that the card does not have, are computed from private "
                 "records without noise."
             )
         table(result)
-        typer.echo(f"The page{', which is internal' if private else ''}: {page}")
+        echo(f"The page{', which is internal' if private else ''}: {page}")
     if not any(outcome.record is not None for outcome in result.outcomes):
-        raise PrivetError(f"No method came to its end: the reasons are in {page} and in the .log files beside it.")
+        raise PrivetError(f"No method finished: the reasons are in {page} and in the .log files beside it.")
 
 
-def _check_used(context: typer.Context, entrants: list[Entrant]) -> None:
-    """An option that none of the methods uses is refused."""
-    from privet.compare import ENTRANTS
+def _check_attacks(job: Job, methods: list[str], task: Task) -> None:
+    """Refuse an attack that fits none of the methods, before anything is spent."""
+    from privet.runs.runner import why_no_attack
 
-    ways = {key: options.entrant_way(key, entrant.uses) for key, entrant in ENTRANTS.items()}
-    chosen = [ways[entrant.key] for entrant in entrants]
-    together = options.Way(
-        f"any of these methods: {', '.join(entrant.key for entrant in entrants)}",
-        frozenset().union(*(way.uses for way in chosen)),
-    )
-    options.check(context, together, ways.values())
+    for attack in job.measuring.attacks:
+        reasons = [why_no_attack(attack, job.method(key, task), task, job.measuring) for key in methods]
+        if all(reasons):
+            raise InputError(f"The attack {attack} fits none of these methods: {reasons[0]}. Leave it out.")
 
 
-def _entrants(methods: list[str] | None, dataset: Dataset, public: str) -> tuple[list[Entrant], dict[str, str]]:
+def _methods(asked: list[str] | None, task: Task) -> tuple[list[str], dict[str, str]]:
     """The methods that take part, and why others do not."""
-    from privet.compare import ENTRANTS, entrants_for
+    from privet.methods import method_named
+    from privet.runs.job import fitting
 
-    asked = list(dict.fromkeys(key.strip() for text in methods or () for key in text.split(",") if key.strip()))
-    fitting, left_out = entrants_for(dataset, public=public, every=bool(asked))
-    if asked in ([], [EVERY]):
-        return list(fitting.values()), left_out
-    for key in asked:
-        if key not in ENTRANTS:
-            raise InputError(
-                f"There is no method {key!r} to compare: there are {', '.join(ENTRANTS)}, or all of them: all."
-            )
-    if not any(key in fitting for key in asked):
-        raise InputError(f"None of these methods fits {dataset.name}: {left_out[asked[0]]}.")
-    return [fitting[key] for key in asked if key in fitting], {key: left_out[key] for key in asked if key in left_out}
+    wanted = keys(asked)
+    found, left_out = fitting(task, every=bool(wanted))
+    if wanted in ([], [EVERY]):
+        return found, left_out
+    for key in wanted:
+        if key == EVERY:
+            raise InputError("--methods all stands alone: leave out the other names.")
+    wanted = list(dict.fromkeys(method_named(current_key(key)).key for key in wanted))
+    if not any(key in found for key in wanted):
+        raise InputError(f"None of these methods fits {task.dataset.name}: {left_out[wanted[0]]}.")
+    return [key for key in wanted if key in found], {key: left_out[key] for key in wanted if key in left_out}
 
 
 def _prepare(job: Job, dataset: Dataset) -> None:
     """Compute the features that several methods share once, with all cores, before the methods start."""
     from privet.data import compute_features
-    from privet.models.on_features import OnFeatures
-    from privet.recipes.prepare import build_model
+    from privet.methods.preparation import build_model
+    from privet.methods.recipe import chosen
+    from privet.models.features import OnFeatures
 
-    model = build_model(job.recipe_for(dataset), dataset, seed=0)
+    if job.settings.get("model"):
+        return
+    recipe, _ = chosen(str(job.settings.get("recipe", "")), dataset)
+    model = build_model(recipe, dataset, seed=0)
     if isinstance(model, OnFeatures):
         with computing() as progress:
             compute_features(dataset, model.features, model.key, progress=progress)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privet.cli.program import AsJson, app
+from privet.cli.program import AsJson, app, echo
 from privet.cli.progress import fetching
 
 if TYPE_CHECKING:
-    from privet.data import Dataset, Entry
+    from privet.data import CatalogEntry, Dataset
 
-# For tab completion only: the catalogue itself takes PyTorch's second to import, too long for a key press.
-NAMES = ("mnist", "fashion-mnist", "cifar10", "digits")
+# For tab completion only: the catalog itself takes PyTorch's second to import, too long for a key press.
+NAMES = ("mnist", "fashion-mnist", "cifar10", "digits", "sms-spam", "sotu")
 
 verbs = typer.Typer(no_args_is_help=True, help="Get data sets and list them.")
 app.add_typer(verbs, name="data")
@@ -37,26 +37,33 @@ def get(
         dataset = data.get(name, from_=from_, progress=progress)
     facts = _facts(data.CATALOGUE[name], dataset, data.cache_root() / name)
     if as_json:
-        typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
     counts = ", ".join(f"{count:,} {split}" for split, count in facts["records"].items())
-    typer.echo(f"{name}: {counts} records of shape {' x '.join(map(str, facts['shape']))}")
-    typer.echo(f"{len(facts['classes'])} classes: {', '.join(facts['classes'])}")
+    echo(f"{name}: {counts} records of shape {' x '.join(map(str, facts['shape']))}")
+    if facts["target"]:
+        echo(f"The target is {facts['target']}, a number.")
+    else:
+        echo(f"{len(facts['classes'])} classes: {', '.join(facts['classes'])}")
+    if facts["license"]:
+        echo(f"License: {facts['license']}")
     if not facts["files"]:
-        typer.echo("It comes with scikit-learn: no file had to be fetched.")
+        echo("It comes with scikit-learn: no file had to be fetched.")
         return
-    typer.echo(f"in {facts['folder']}, SHA-256 checked:")
+    echo(f"in {facts['folder']}, SHA-256 checked:")
     for file in facts["files"]:
-        typer.echo(f"  {file['sha256']}  {file['name']}")
+        echo(f"  {file['sha256']}  {file['name']}")
 
 
-def _facts(entry: Entry, dataset: Dataset, folder: Path) -> dict[str, Any]:
+def _facts(entry: CatalogEntry, dataset: Dataset, folder: Path) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "records": {split: len(records) for split, records in dataset.splits.items()},
         "shape": list(dataset.shape),
         "classes": list(dataset.classes),
+        "target": dataset.target.name if dataset.target else "",
         "fingerprint": dataset.fingerprint,
+        "license": entry.license or None,
         "folder": str(folder) if entry.files else None,
         "files": [{"name": file.name, "sha256": file.sha256} for file in entry.files],
     }
@@ -78,12 +85,13 @@ def list_data(as_json: AsJson = False) -> None:
                 "classes": list(entry.classes),
                 "cached": cached[entry.name],
                 "homepage": entry.homepage,
+                "license": entry.license or None,
             }
             for entry in data.CATALOGUE.values()
         ]
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for entry in data.CATALOGUE.values():
         counts = " + ".join(f"{count:,}" for count in entry.records.values())
         here = "here" if cached[entry.name] else "to fetch"
-        typer.echo(f"{entry.name:14} {counts:>16} records  {here:8}  {entry.title}")
+        echo(f"{entry.name:14} {counts:>16} records  {here:8}  {entry.title}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,85 +11,130 @@ import typer
 
 from privet.cli import compare
 from privet.cli.data import NAMES
-from privet.cli.program import AsJson, app
+from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import fetching
-from privet.cli.records import choose_delta
-from privet.cli.train import Delta, Epsilon, Seed, check_budget
+from privet.cli.records import BudgetOptions, ControlOptions, choose_delta, command_line, load_records
 from privet.errors import InputError, PrivetError
 
 if TYPE_CHECKING:
-    from privet.compare.job import Sizes
     from privet.data import Dataset
+    from privet.runs.comparison import Comparison
+    from privet.runs.job import Job
 
 FALLBACK = "digits"
 RECIPES = {"mnist": "mnist-scattering", "fashion-mnist": "fashion-scattering", "digits": "digits-linear"}
-METHODS = ("dpsgd", "synthetic-moments", "optimized-noise-elliptical", "residual")
+METHODS = ("dpsgd", "moments", "optimized-noise-elliptical", "residual")
 """In the order of their start: on two cores the longest does not come last."""
+STUDENT_EPOCHS = 10
 OLDER = ("CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "steps.csv")
 """What a demo left in its folder when it was one run: a newer one takes its place."""
 
 
-@app.command("demo", epilog="Example:  privet demo --epsilon 1 --out runs/tighter")
+@verb("demo", "privet demo --epsilon 1 --out runs/tighter")
 def demo(
+    budget: BudgetOptions,
+    control: ControlOptions,
     data: Annotated[
         str | None,
         typer.Option(
-            help="mnist, fashion-mnist or digits; without it mnist, or digits where mnist cannot be had.",
+            help="mnist, fashion-mnist or digits; without it mnist, or digits where mnist is not available.",
             autocompletion=lambda: [name for name in NAMES if name in RECIPES],
         ),
     ] = None,
-    epsilon: Epsilon = 3.0,
-    delta: Delta = None,
     out: Annotated[Path, typer.Option(help="The folder of the demo.")] = Path("runs/demo"),
-    seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Train private classifiers in four ways at one budget, account for them, attack and audit each, and write one page.
 
-    DP-SGD, elliptical clipping, residual perturbation as published, and a student of artificial data: a small privet compare.
+    DP-SGD, elliptical clipping, residual perturbation as published, and a student of synthetic data: a small privet compare.
     """
-    check_budget(epsilon, delta)
+    budget.check()
     _check_folder(out)
-    dataset, note = _records(data)
-    from privet import recipes
-    from privet.compare import ENTRANTS, Job
+    dataset, note = _records(data, made_up=control.dry_run)
+    from privet.methods import DataSpec
+    from privet.runs import Measuring
+    from privet.runs.job import Job
 
-    command = ("privet", *sys.argv[1:]) if sys.argv[1:2] == ["demo"] else ("privet", "demo")
     job = Job(
-        dataset.name,
-        epsilon,
-        choose_delta(delta, dataset),
+        DataSpec(dataset.name, note=note),
+        budget.epsilon,
+        choose_delta(budget.delta, dataset),
         METHODS,
-        seed=seed,
-        recipe=RECIPES[dataset.name],
-        command=command,
-        sizes=_sizes(dataset),
-        note=note,
+        seed=budget.seed,
+        settings={"recipe": RECIPES[dataset.name]},
+        own_settings=_sizes(dataset),
+        measuring=Measuring(students=("cnn",), epochs=STUDENT_EPOCHS),
+        command=command_line() if command_line()[1:2] == ("demo",) else ("privet", "demo"),
     )
-    with recipes.staged(out) as folder:
-        folder.rmdir()
-        job.keep(folder)
-        result = compare.run(job, dataset, folder, [ENTRANTS[key] for key in METHODS], {}, quiet=as_json)
-    for name in OLDER:
-        (out / name).unlink(missing_ok=True)
+    if control.dry_run:
+        compare.say_dry_run(job, job.task(dataset), out, None, as_json)
+        return
+    with how_to_go_on(out, pays=False):
+        result = _result(job, dataset, out, control.resume, as_json)
     compare.say(result, out, as_json)
 
 
-def _sizes(dataset: Dataset) -> Sizes:
-    """What four minutes of two cores allow; a small data set gets the network that its paper has."""
-    from privet.compare.job import Sizes
+def _result(job: Job, dataset: Dataset, out: Path, resume: bool, quiet: bool) -> Comparison:
+    """Run the demo beside `out`, and put it there when it is finished: one that is stopped leaves the last one as it was.
 
-    small = dataset.size < 10_000
-    return Sizes(
-        examples=10_000, student_epochs=10, residual_epochs=10 if small else 2, residual_shrink=1 if small else 2
+    Stopped and called again, it goes on, also where it was stopped while it was put into its place.
+    """
+    from privet.runs.comparison import read_result
+    from privet.training.folder import alone_in
+
+    running, finished = (out.parent / f".{out.name}.{state}" for state in ("unfinished", "finished"))
+    if finished.exists():
+        with alone_in(finished):
+            _put(finished, out)
+        return read_result(out)
+    if resume and not running.exists() and _holds(out, job):
+        return read_result(out)
+    with job.kept_in(running):
+        compare.run(job, dataset, running, {}, quiet=quiet)
+        running.rename(finished)
+        _put(finished, out)
+    return read_result(out)
+
+
+def _holds(out: Path, job: Job) -> bool:
+    """Whether `out` holds this demo, finished."""
+    from privet.io.names import COMPARISON
+    from privet.runs.job import JOB, Job
+
+    return (
+        all((out / name).exists() for name in (JOB, COMPARISON)) and replace(Job.read(out), command=job.command) == job
     )
 
 
+def _put(finished: Path, out: Path) -> None:
+    """Put a finished demo into its place."""
+    from privet.io.names import LOCK
+
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(finished.iterdir()):
+        if path.name == LOCK:
+            continue
+        if (out / path.name).is_dir():
+            shutil.rmtree(out / path.name)
+        path.replace(out / path.name)
+    for name in OLDER:
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(finished)
+
+
+def _sizes(dataset: Dataset) -> dict[str, dict[str, int]]:
+    """The settings that four minutes of two cores allow; a small data set gets the network of the paper."""
+    small = dataset.size < 10_000
+    return {
+        "moments": {"size": min(dataset.size, 10_000)},
+        "residual": {"epochs": 10 if small else 2, "shrink": 1 if small else 2},
+    }
+
+
 def _check_folder(out: Path) -> None:
-    from privet.compare.job import FILE as JOB
-    from privet.compare.job import Job
     from privet.report import RunRecord
     from privet.report.record import FILE
+    from privet.runs.job import JOB, Job
 
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder with --out.")
@@ -98,12 +144,15 @@ def _check_folder(out: Path) -> None:
         raise InputError(f"{out} holds a run that is not a demo: give another folder with --out.")
 
 
-def _records(name: str | None) -> tuple[Dataset, str]:
-    """The data set, and a note for the record where it is not the one that was wanted."""
+def _records(name: str | None, *, made_up: bool = False) -> tuple[Dataset, str]:
+    """The data set, and a note for the record where it is not the one that was wanted; for a dry run, made-up records."""
     from privet import data
+    from privet.methods import DataSpec
 
     if name is not None and name not in RECIPES:
         raise InputError(f"The demo has no recipe for {name!r}: it has them for {', '.join(RECIPES)}.")
+    if made_up:
+        return load_records(DataSpec(name or "mnist"), made_up=True), ""
     try:
         with fetching() as progress:
             return data.get(name or "mnist", progress=progress), ""
@@ -112,6 +161,6 @@ def _records(name: str | None) -> tuple[Dataset, str]:
     except PrivetError as error:
         if name is not None:
             raise
-        typer.echo(f"privet: {error}", err=True)
-        typer.echo("privet: MNIST cannot be had, so the demo uses the small digits data set instead.", err=True)
-        return data.get(FALLBACK), "MNIST could not be had, so this small data set was taken."
+        echo(f"privet: {error}", err=True)
+        echo("privet: MNIST is not available, so the demo uses the small digits data set instead.", err=True)
+        return data.get(FALLBACK), "MNIST is not available, so this small data set was taken."

@@ -1,17 +1,19 @@
-"""Which options each way of each verb uses. An option that was given and would change nothing is refused, never ignored.
-
-Denied by default: an option that stands in no line of this file is refused wherever it is given, until somebody lists it.
-"""
+"""Which options a verb uses: one that would change nothing is refused, never ignored. Options of version 0.1 are translated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from privet.cli.program import echo
 from privet.errors import InputError
+
+if TYPE_CHECKING:
+    from privet.methods import Method
 
 Values = Mapping[str, Any]
 
@@ -25,14 +27,14 @@ class Only:
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way through a verb.
+class VerbMode:
+    """One of the things that a verb can do.
 
     Attributes:
         named: as the user asks for it.
         uses: the names of the options that change what it does.
-        why_not: of options that it does not use, why; without it the message only says where they are used.
-        only: of options that it uses, when.
+        why_not: why it does not use other options; without a reason the message only says where they are used.
+        only: the conditions under which it uses an option.
     """
 
     named: str
@@ -41,172 +43,97 @@ class Way:
     only: Mapping[str, Only] = field(default_factory=dict)
 
 
-def _way(
+def _mode(
     named: str, *uses: str, why_not: Mapping[str, str] | None = None, only: Mapping[str, Only] | None = None
-) -> Way:
-    return Way(named, frozenset(name for names in uses for name in names.split()), why_not or {}, only or {})
+) -> VerbMode:
+    return VerbMode(named, frozenset(name for names in uses for name in names.split()), why_not or {}, only or {})
 
 
 OUTPUT = "as_json"
-RECORDS = "data schema no_header public_size hold_out unprotected_test"
 
-# --- train ----------------------------------------------------------------------------------------------------------
-
-_TRAIN = f"{RECORDS} {OUTPUT} out method delta tuned_from seed"
-_BUDGET = {"epsilon": "its noise is set by --gamma and --pi, and its epsilon follows from them"}
-_RESUME = {"resume": "it starts anew, in another folder"}
-_NO_USERS = {"users": "it has no proof for users who hold several records"}
-_OWN_RECIPE = {"recipe": "it has a schedule of its own"}
-TRAIN = {
-    "dpsgd": _way("--method dpsgd", _TRAIN, "epsilon recipe resume users"),
-    "optimized-noise": _way("--method optimized-noise", _TRAIN, "epsilon recipe resume form as_published users"),
-    "residual": _way(
-        "--method residual",
-        _TRAIN,
-        "gamma strategy pi radius ensemble epochs",
-        why_not=_BUDGET | _RESUME | _OWN_RECIPE | _NO_USERS,
-        only={"radius": Only(lambda given: given["pi"] > 0, "it bounds inputs that get noise by --pi: give --pi too")},
-    ),
-    "residual-dpsgd": _way(
-        "--method residual-dpsgd",
-        _TRAIN,
-        "epsilon recipe resume gamma strategy ensemble users",
-        why_not=dict.fromkeys(("pi", "radius", "epochs"), "its proof and its length are those of DP-SGD"),
-    ),
-    "pate": _way(
-        "--method pate",
-        _TRAIN,
-        "epsilon recipe public teachers queries sure users",
-        why_not={"resume": "its answers are released at once, and another run has another folder"},
-    ),
-}
-
-# --- synthesize -----------------------------------------------------------------------------------------------------
-
-_SYNTHESIZE = f"{RECORDS} {OUTPUT} out method epsilon delta size settings students baseline tuned_from seed"
-_NETWORKS = ("cnn", "logistic")
-_EPOCHS = {
-    "epochs": Only(
-        lambda given: not given["students"] or any(name in _NETWORKS for name in given["students"]),
-        "it is of the students cnn and logistic, and none of them is asked for",
-    )
-}
-SYNTHESIZE = {
-    "moments": _way("--method moments", _SYNTHESIZE, "labels epochs users", only=_EPOCHS),
-    "dpgan": _way("--method dpgan", _SYNTHESIZE, "labels epochs users", only=_EPOCHS),
-    "noise-layer-gan": _way(
-        "--method noise-layer-gan", _SYNTHESIZE, "labels epochs as_published", why_not=_NO_USERS, only=_EPOCHS
-    ),
-    "noise-layer-gan-published": _way(
-        "--method noise-layer-gan --as-published",
-        _SYNTHESIZE,
-        "epochs as_published",
-        why_not={"labels": "it takes the labels as public, as its source does"} | _NO_USERS,
-        only=_EPOCHS,
-    ),
-}
-
-# --- attack, audit --------------------------------------------------------------------------------------------------
-
-_ATTACK = f"{OUTPUT} run kind"
-ATTACK = {
-    "loss": _way("--attack loss", _ATTACK, "signal", why_not={"records": "it asks about all records"}),
-    "shadow": _way("--attack shadow", _ATTACK, "records epochs seed"),
-    "lira": _way("--attack lira", _ATTACK, "shadows records epochs seed"),
-    "inversion": _way("--attack inversion", _ATTACK),
-    "distance": _way("--attack distance", _ATTACK, "records seed"),
-    "density": _way("--attack density", _ATTACK, "records seed"),
-}
-
-_AUDIT = f"{OUTPUT} run method draws confidence seed"
+_AUDIT = f"{OUTPUT} run method plugins draws confidence seed resume dry_run"
+_EXAMPLE = "noise rate steps delta canaries"
 _OF_THE_RUN = "it is what the run's ledger and record say"
 _CANARIES = {"canaries": Only(lambda given: given["steps"] > 1, "they are put into a whole training: give --steps")}
-_RUNS = {"runs": Only(lambda given: given["laboratory"], "they are those of the laboratory: leave out --no-laboratory")}
 AUDIT = {
-    "run": _way(
+    "run": _mode(
         "the audit of a run",
         _AUDIT,
-        "canaries",
+        "canaries model",
         why_not=dict.fromkeys(("clipping", "noise", "rate", "steps", "delta"), _OF_THE_RUN),
     ),
-    "dpsgd": _way(
+    "dpsgd": _mode(
         "--method dpsgd",
         _AUDIT,
-        "clipping noise rate steps delta canaries laboratory runs",
-        only=_CANARIES | _RUNS,
+        _EXAMPLE,
+        "clipping laboratory runs",
+        only=_CANARIES
+        | {
+            "runs": Only(
+                lambda given: given["laboratory"], "they are those of the laboratory: leave out --no-laboratory"
+            ),
+        },
     ),
-    "optimized-noise": _way(
-        "--method optimized-noise", _AUDIT, "noise rate delta", why_not={"steps": "one step is audited"}
-    ),
-    "mean": _way("--method mean", _AUDIT, "noise delta"),
-    "second-moment": _way("--method second-moment", _AUDIT, "noise delta"),
+    "method": _mode("another method", _AUDIT, _EXAMPLE, only=_CANARIES),
+    "release": _mode("the release of a mean or a second moment", _AUDIT, "noise delta"),
 }
 
-# --- compare, reproduce, report -------------------------------------------------------------------------------------
-
-COMPARE = f"{RECORDS} {OUTPUT} users out delta minutes methods at_once seed"
-"""What every comparison uses; an entrant adds its own (`privet.compare.Entrant.uses`)."""
-
-
-def entrant_way(key: str, uses: Iterable[str]) -> Way:
-    """A method of a comparison with the options that it uses beside the common ones."""
-    return _way(f"--method {key}", COMPARE, *uses)
-
-
-_REPRODUCE = f"{OUTPUT} recipe out"
+_REPRODUCE = f"{OUTPUT} recipe plugins"
 _OWN_LINES = {"epsilon": "it states its own budgets", "method": "it states its own methods"}
 REPRODUCE = {
-    "all": _way("--all", OUTPUT, "every no_run out results seeds delta"),
-    "no-run": _way(
+    "all": _mode("--all", OUTPUT, "every no_run out results export seeds delta plugins resume dry_run"),
+    "no-run": _mode(
         "--all --no-run",
         OUTPUT,
-        "every no_run out results",
+        "every no_run out results export plugins",
         why_not=dict.fromkeys(("seeds", "delta"), "nothing is run"),
     ),
-    "reversal": _way("wang-reversal", _REPRODUCE, "image"),
-    "comparison": _way(
-        "a comparison",
+    "reversal": _mode("wang-reversal", _REPRODUCE, "out image"),
+    "formulas": _mode("a table of formulas", _REPRODUCE, "export"),
+    "quarters": _mode(
+        "a table of attacked networks",
         _REPRODUCE,
-        "records line seeds results",
+        "out records line seeds results export resume dry_run",
         why_not=_OWN_LINES | {"delta": "it states its own delta"},
     ),
-    "students": _way("a table of students", _REPRODUCE, "line epsilon delta seeds results"),
-    "recipe": _way("a recipe", _REPRODUCE, "epsilon method delta seeds results"),
+    "students": _mode("a table of students", _REPRODUCE, "out line epsilon delta seeds results export resume dry_run"),
+    "accuracy": _mode(
+        "a table of accuracies", _REPRODUCE, "out epsilon method delta seeds results export resume dry_run"
+    ),
 }
 
 REPORT = {
-    "run": _way("a run", f"{OUTPUT} run intended_use licence contact"),
-    "comparison": _way("a comparison", f"{OUTPUT} run", why_not={}),
+    "run": _mode("a run", f"{OUTPUT} run intended_use licence contact plugins"),
+    "comparison": _mode("a comparison", f"{OUTPUT} run plugins"),
 }
 
-TABLES: Mapping[str, Mapping[str, Way]] = {
-    "train": TRAIN,
-    "synthesize": SYNTHESIZE,
-    "attack": ATTACK,
+TABLES: Mapping[str, Mapping[str, VerbMode]] = {
     "audit": AUDIT,
     "reproduce": REPRODUCE,
     "report": REPORT,
 }
-"""The verbs with several ways. In the others (account, data, demo) there is one, and every option belongs to it."""
+"""The verbs with several modes. Of train, synthesize and compare the method says what it uses (`check_methods`)."""
 
 
-def check_used(context: typer.Context, way: str, *, named: str = "") -> None:
-    """Raise if an option was given that this way of the verb does not use; `named` is what the user calls it."""
+def check_used(context: typer.Context, mode: str, *, named: str = "") -> None:
+    """Raise if an option was given that this mode of the verb does not use; `named` is what the user calls it."""
     table = TABLES[str(context.info_name)]
-    check(context, table[way], table.values(), named)
+    check(context, table[mode], table.values(), named)
 
 
-def check(context: typer.Context, way: Way, others: Iterable[Way] = (), named: str = "") -> None:
-    """Raise if an option was given that `way` does not use; the message names `others` that do."""
-    named = named or way.named
+def check(context: typer.Context, mode: VerbMode, others: Iterable[VerbMode] = (), named: str = "") -> None:
+    """Raise if an option was given that `mode` does not use; the message names `others` that do."""
     for name, option in given(context).items():
-        if name not in way.uses:
-            why = f": {way.why_not[name]}" if name in way.why_not else ""
+        if name not in mode.uses:
             users = [other.named for other in others if name in other.uses and option not in other.named]
-            out = f", or use it with {_either(users)}" if users else ""
-            raise InputError(f"{option} is not used by {named}{why}. Leave it out{out}.")
-        if name in way.only and not way.only[name].met(context.params):
-            raise InputError(f"{option} is not used here: {way.only[name].otherwise}, or leave it out.")
+            raise InputError(_refusal(option, named or mode.named, mode.why_not.get(name, ""), users))
+        if name in mode.only and not mode.only[name].met(context.params):
+            raise InputError(f"{option} is not used here: {mode.only[name].otherwise}, or leave it out.")
+
+
+def _refusal(option: str, named: str, why: str, users: Sequence[str]) -> str:
+    out = f", or use it with {either(users)}" if users else ""
+    return f"{option} is not used by {named}{f': {why}' if why else ''}. Leave it out{out}."
 
 
 def given(context: typer.Context) -> dict[str, str]:
@@ -221,9 +148,91 @@ def given(context: typer.Context) -> dict[str, str]:
     return found
 
 
-def _either(names: list[str]) -> str:
+def either(names: Sequence[str]) -> str:
     """ "--method a, b or c": what all begin with is said once."""
     option = names[0].split()[0]
     if option.startswith("--") and all(name.startswith(f"{option} ") for name in names[1:]):
         names = [names[0], *(name.removeprefix(f"{option} ") for name in names[1:])]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+DEPENDS = {
+    "epsilon": ("spends_budget", "its noise is set by its settings, and its epsilon follows from them"),
+    "users": ("protects_users", "it has no proof for users who hold several records"),
+    "public": ("needs_public", "it does not learn from public records"),
+}
+"""Options that only some methods use: the attribute of the method that says so, and why the others do not."""
+
+
+@dataclass
+class GivenSettings:
+    """Settings by name, each with the option by which the user gave it."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, texts: Iterable[str] | None) -> GivenSettings:
+        """The settings of --set NAME=VALUE."""
+        found = cls()
+        for text in texts or ():
+            name, equals, value = text.partition("=")
+            if not equals or not name.strip():
+                raise InputError(f"--set takes NAME=VALUE, for example --set epochs=3, and not {text!r}.")
+            name = name.strip().replace("-", "_")
+            found.add(f"--set {name}", name, value.strip())
+        return found
+
+    def add(self, option: str, name: str, value: Any) -> None:
+        """Another setting, given by `option`; a setting that is given twice is refused."""
+        if name in self.values:
+            twice = option == self.options[name]
+            said = f"{option} was given twice" if twice else f"{option} and {self.options[name]} are the same setting"
+            raise InputError(f"{said}: give one value.")
+        self.values[name], self.options[name] = value, option
+
+
+def check_methods(
+    context: typer.Context, methods: Sequence[Method], settings: GivenSettings, among: Mapping[str, Method]
+) -> None:
+    """Raise if an option or a setting was given that none of the methods uses; the message names those `among` that do."""
+    from privet.methods import settings_of
+
+    written = given(context)
+    several = len(methods) > 1
+    named = (
+        f"any of these methods: {', '.join(each.key for each in methods)}" if several else f"--method {methods[0].key}"
+    )
+    for name, (attribute, why) in DEPENDS.items():
+        if name in written and not any(getattr(each, attribute) for each in methods):
+            users = [f"--method {key}" for key, other in among.items() if getattr(other, attribute)]
+            raise InputError(_refusal(written[name], named, "" if several else why, users))
+    names = {each.key: [setting.name for setting in settings_of(each)] for each in methods}
+    for name, option in settings.options.items():
+        if any(name in known for known in names.values()):
+            continue
+        users = [f"--method {key}" for key, other in among.items() if name in {one.name for one in settings_of(other)}]
+        if users:
+            raise InputError(_refusal(option, named, "", users))
+        raise InputError(unknown_setting(option, named, {each for known in names.values() for each in known}))
+
+
+def unknown_setting(option: str, named: str, known: Iterable[str]) -> str:
+    """The sentence for a setting that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(option.removeprefix("--set ").removeprefix("--"), known := sorted(known), n=1)
+    there = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}." if known else "there are none."
+    return f"{option} is not a setting of {named}: {there}"
+
+
+def warn_moved(old: str, new: str) -> None:
+    """Say that something of version 0.1 still works, and what to write instead."""
+    echo(f"privet: {old} is deprecated and will be removed in the next version: write {new} instead.", err=True)
+
+
+def current_key(key: str, option: str = "--method") -> str:
+    """The key of a method; one of version 0.1 is translated, with a warning."""
+    from privet.methods.method import ALIASES
+
+    if key in ALIASES:
+        warn_moved(f"{option} {key}", f"{option} {ALIASES[key]}")
+    return ALIASES.get(key, key)

@@ -94,9 +94,9 @@ def _lines(delta: float) -> Stepped:
         if now - last < SECONDS_BETWEEN_LINES:
             return
         last = now
-        left = f"{duration((now - began) / done * (total - done))} left"
+        left = f"{duration((now - began) / done * (total - done))} left" if done else ""  # a slow start is still at 0
         standing = ", ".join(filter(None, (_standing(step, delta), left)))
-        print(f"{what} {done}/{total}: {standing}", file=sys.stderr, flush=True)
+        print(f"{what} {done}/{total}" + (f": {standing}" if standing else ""), file=sys.stderr, flush=True)
 
     return show
 

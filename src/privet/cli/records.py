@@ -1,81 +1,397 @@
-"""The records that a verb works on."""
+"""Groups of options that verbs share: the records, the budget, and the settings of a method."""
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privet.cli.data import NAMES
+from privet.cli.options import GivenSettings
+from privet.cli.program import echo
 from privet.cli.progress import fetching
-from privet.errors import PrivetWarning
+from privet.errors import InputError, PrivetError, PrivetWarning
+from privet.io.places import account_names
 
 if TYPE_CHECKING:
     from privet.data import Dataset
+    from privet.methods import DataSpec, Task
     from privet.report import DataSummary, OtherRun, RunRecord
+    from privet.runs.preview import Preview
 
-PublicSize = Annotated[
-    int | None,
-    typer.Option(
-        help="How many records there are, as far as that is public: rate, steps and delta follow from it. Without it the "
-        "true number is taken as public. Of data with a test part of its own: how many training records.",
-        min=1,
-    ),
-]
-HoldOut = Annotated[
+
+def completing(names: Callable[[], Sequence[str]]) -> Callable[[typer.Context], list[str]]:
+    """Tab completion by `names`, after the plug-ins were loaded that stand before the cursor."""
+
+    def complete(context: typer.Context) -> list[str]:
+        # A key press must not fail, and whatever a plug-in prints would become a name.
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with suppress(PrivetError):
+                load_plugins(context.params.get("plugins"))
+            return list(names())
+
+    return complete
+
+
+def with_plugins(names: Sequence[str], group: str, module: str, table: str) -> list[str]:
+    """`names` and those of plug-ins, for tab completion, without the second that importing PyTorch takes.
+
+    Args:
+        names: Privet's own.
+        group: the entry points of installed packages.
+        module, table: the registry, where a plug-in has imported it.
+    """
+    from importlib.metadata import entry_points
+
+    loaded = getattr(sys.modules.get(module), table, ())
+    return list(dict.fromkeys([*names, *(point.name for point in entry_points(group=group)), *loaded]))
+
+
+@dataclass
+class RecordOptions:
+    """The options that say which records to use."""
+
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A data set by name (mnist, fashion-mnist, cifar10, digits, sms-spam, sotu); files of your own as FORMAT:PATH, "
+            "with the format csv, parquet, folder, idx, cifar or svhn; or py:package.module:load for a function of your own.",
+            autocompletion=completing(lambda: with_plugins(NAMES, "privet.data", "privet.data", "DATA")),
+        ),
+    ]
+    schema: Annotated[
+        Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
+    ] = None
+    no_header: Annotated[
+        bool,
+        typer.Option(
+            "--no-header", help="For csv: the first row is a record; columns are those of the schema, in its order."
+        ),
+    ] = False
+    users: Annotated[
+        str,
+        typer.Option(
+            "--users",
+            metavar="COLUMN",
+            help="For csv: and parquet: the column that names the owner of a row; for sotu: speaker. A user is then "
+            "protected with all their rows, and --public-size counts users. A schema can name it as user.",
+        ),
+    ] = ""
+    public_size: Annotated[
+        int | None,
+        typer.Option(
+            help="How many records there are, as far as that is public: rate, steps and delta follow from it. Without it the "
+            "true number is taken as public. Of data with a test part of its own: how many training records.",
+            min=1,
+        ),
+    ] = None
+    hold_out: Annotated[
+        float | None,
+        typer.Option(
+            help="Hold out this share of the records WITHOUT protection and measure on it exactly. Without it all records are "
+            "protected, and a fifth is measured on with noise."
+        ),
+    ] = None
+    unprotected_test: Annotated[
+        bool,
+        typer.Option(
+            "--unprotected-test",
+            help="The test part of the data needs no protection: measure on it exactly, without noise.",
+        ),
+    ] = False
+
+    account: Annotated[
+        str,
+        typer.Option(
+            help="The account of these data (privet budget), by name or path: the run is charged to it before a record is used. "
+            "Without it, the one that a file .privet-account beside the data names.",
+            autocompletion=account_names,
+        ),
+    ] = ""
+
+    def spec(self) -> DataSpec:
+        """The records as a value."""
+        from privet.methods import DataSpec
+
+        return DataSpec(
+            self.data,
+            str(self.schema) if self.schema else "",
+            not self.no_header,
+            self.users,
+            self.public_size,
+            self.hold_out,
+            self.unprotected_test,
+            account=self.account,
+        )
+
+
+Epsilon = Annotated[float, typer.Option(help="The budget: the epsilon of the whole run.")]
+Delta = Annotated[
     float | None,
-    typer.Option(
-        help="Hold out this share of the records WITHOUT protection and measure on it exactly. Without it all records are "
-        "protected, and a fifth is measured on with noise."
-    ),
+    typer.Option(help="The delta of the statement; without it, a power of ten below 1 / the public number of records."),
 ]
-UnprotectedTest = Annotated[
-    bool,
-    typer.Option(
-        "--unprotected-test",
-        help="The test part of the data needs no protection: measure on it exactly, without noise.",
-    ),
+LARGEST_SEED = 2**63 - 1
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Makes the run repeatable; such a release is not for publication.", min=0, max=LARGEST_SEED),
 ]
-Users = Annotated[
+PublicRecords = Annotated[
     str,
     typer.Option(
-        "--users",
-        metavar="COLUMN",
-        help="For csv: and parquet: the column that says whose a row is. A user is then protected with all their rows, and "
-        "--public-size counts users. A schema can name it as user.",
+        help="Public records without labels, for methods that learn from some (pate): how many of the test records, or "
+        "another data set, as --data takes it."
     ),
 ]
-NoHeader = Annotated[
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", help="A Python file with plug-ins to load first; repeat the option to load several."),
+]
+Attacks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attack",
+        "--attacks",
+        help="Attacks by key, with commas between (privet attacks lists them); without it, the quick one that fits.",
+    ),
+]
+
+
+@dataclass
+class BudgetOptions:
+    """The options of the budget."""
+
+    epsilon: Epsilon = 3.0
+    delta: Delta = None
+    seed: Seed = None
+
+    def check(self) -> None:
+        check_budget(self.epsilon, self.delta)
+
+
+def set_option(owner: str, lists: str) -> Any:
+    """The option --set NAME=VALUE for the settings of a method or an attack."""
+    return typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help=f"A setting of the {owner} ({lists} lists them); repeat the option to give several.",
+    )
+
+
+SetOption = Annotated[list[str] | None, set_option("method", "privet methods KEY")]
+
+
+@dataclass
+class SettingOptions:
+    """The options that set fields of a method."""
+
+    settings: SetOption = None
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="A recipe by name, or a .yaml file; without it, the one that fits the records. Short for --set recipe=...",
+            autocompletion=lambda: recipe_names(),
+        ),
+    ] = ""
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Another model: a name of privet.models, or py:package.module:Net for your own. Short for --set model=..."
+        ),
+    ] = ""
+
+    def given(self) -> GivenSettings:
+        """All settings by name."""
+        found = GivenSettings.of(self.settings)
+        for name in ("recipe", "model"):
+            if value := getattr(self, name):
+                found.add(f"--{name}", name, value)
+        return found
+
+
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on where the same command was stopped, or start; what is finished stays.")
+]
+
+
+DryRun = Annotated[
     bool,
     typer.Option(
-        "--no-header", help="For csv: the first row is a record; columns are those of the schema, in its order."
+        "--dry-run",
+        help="Say what would be done, what it would cost, about how long it would take and what would be written; then stop.",
     ),
 ]
 
 
-def load_records(
-    source: str, schema: Path | str | None = None, *, no_header: bool = False, users: str = "", **given: Any
-) -> Dataset:
-    """Training and test records; `given` goes to `privet.data.with_test_records`."""
-    from privet import data
+@dataclass
+class ControlOptions:
+    """Whether a command goes on where it was stopped, and whether it only says what it would do."""
+
+    resume: Resume = False
+    dry_run: DryRun = False
+
+
+def say_preview(preview: Preview, as_json: bool) -> None:
+    """What a command would do, for a terminal or for a program."""
+    for line in [json.dumps(preview.to_dict(), indent=1)] if as_json else preview.lines():
+        echo(line)
+
+
+@dataclass
+class RunOptions:
+    """What else a run takes: attacks, plug-ins, the runs before it, and whether it goes on."""
+
+    attacks: Attacks = None
+    plugins: Plugins = None
+    tuned_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The folder of a run on the same records by which settings were chosen: the card counts it too, as it does "
+            "those beside --out. Repeat the option to give several.",
+        ),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out that was stopped, or start it.")
+    ] = False
+    dry_run: DryRun = False
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER:FOLDER",
+            help="Log every step to mlflow:FOLDER, wandb:FOLDER (offline) or tensorboard:FOLDER, on this machine alone; figures "
+            "from private records without noise are named internal. Repeat the option to give several.",
+        ),
+    ] = None
+
+    def load(self) -> None:
+        """Load the files of plug-ins, and refuse trackers that cannot be used."""
+        load_plugins(self.plugins)
+        if self.track:
+            from privet.integrations.trackers import check_trackers
+
+            check_trackers(self.track)
+
+    @property
+    def attack_keys(self) -> tuple[str, ...]:
+        return tuple(keys(self.attacks))
+
+
+def recipe_names() -> list[str]:
+    from privet.methods import recipe
+
+    return list(recipe.names())
+
+
+def keys(texts: Sequence[str] | None) -> list[str]:
+    """Keys that were given with commas between them, each once."""
+    return list(dict.fromkeys(key.strip() for text in texts or () for key in text.split(",") if key.strip()))
+
+
+def load_plugins(files: Sequence[Path] | None) -> None:
+    """Load the files of plug-ins that were named."""
+    from privet.io.registry import load_plugin
+
+    for file in files or ():
+        load_plugin(file)
+
+
+def check_budget(epsilon: float, delta: float | None) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise InputError(f"--epsilon must be a number above 0, and is {epsilon}.")
+    if not LEAST_EPSILON <= epsilon <= 1 / LEAST_EPSILON:
+        raise InputError(
+            f"--epsilon is from {LEAST_EPSILON:g} to {1 / LEAST_EPSILON:g}, and not {epsilon:g}: with less nothing can be "
+            "learned, and with more nothing is protected."
+        )
+    if delta is not None and not 0 < delta < 1:
+        raise InputError(f"--delta must lie between 0 and 1, and is {delta}.")
+    if delta is not None and delta < LEAST_DELTA:
+        raise InputError(f"--delta is at least {LEAST_DELTA:g}, and not {delta:g}: accountants compute with no less.")
+    if delta is not None and delta > MOST_DELTA:
+        raise InputError(
+            f"--delta is at most {MOST_DELTA:g}, and not {delta:g}: a statement with more protects nobody."
+        )
+
+
+LEAST_EPSILON, LEAST_DELTA, MOST_DELTA = 1e-6, 1e-100, 0.5
+"""The limits of a budget: searching for the noise of another one would not end."""
+
+
+def load_records(spec: DataSpec, *, made_up: bool = False) -> Dataset:
+    """Training and test records, with a bar while they are fetched; or, for a dry run, made-up ones in their place."""
+    from privet.runs.preview import outline
 
     with fetching() as progress:
-        dataset = data.load(source, schema=schema or None, header=not no_header, user=users, progress=progress)
-    return data.with_test_records(dataset, source, **given)
+        return outline(spec, progress) if made_up else spec.load(progress)
 
 
-def load_again(about: DataSummary) -> Dataset:
-    """The records of a run, divided as the run divided them."""
+def say_account(spec: DataSpec, out: Path) -> None:
+    """Where the account of the records stands, on the error stream; one that was passed or damaged is refused at once."""
+    from privet.runs.accounts import account_of
+
+    account = account_of(spec, out)
+    if account is None:
+        return
+    standing = account.standing()
+    if standing.passed:
+        raise InputError(f"{standing}.")
+    echo(f"{standing}.", err=True)
+
+
+def load_again(about: DataSummary, given: str = "") -> Dataset:
+    """The records of a run, divided as the run divided them.
+
+    Formal guarantees: a record never makes Privet import code; a function of the user's own is called only if the user names
+    it, as `given`.
+    """
+    from privet.io.registry import PREFIX
+    from privet.methods import DataSpec
+
+    if not given and about.source.startswith(PREFIX):
+        raise InputError(
+            f"The records came from {about.source}, whose code is not run because a file names it: if you trust it, name it "
+            f"yourself (--data {about.source})."
+        )
     divided = about.unprotected and about.measured_share > 0
     return load_records(
-        about.source or about.name,
-        about.schema,
-        no_header=not about.header,
-        users=about.user,
-        hold_out=about.measured_share if divided else None,
-        unprotected_test=about.unprotected and not divided,
+        DataSpec(
+            given or about.source or about.name,
+            about.schema,
+            about.header,
+            about.user,
+            hold_out=about.measured_share if divided else None,
+            unprotected_test=about.unprotected and not divided,
+        )
+    )
+
+
+def open_task(
+    records: RecordOptions, budget: BudgetOptions, out: Path, public: str = "", *, made_up: bool = False
+) -> Task:
+    """Load the records, say who is not protected and which account pays, and make the task of the options."""
+    from privet.methods import Public, Task
+
+    spec = records.spec()
+    say_account(spec, out)
+    dataset = load_records(spec, made_up=made_up)
+    say_who_is_unprotected(dataset)
+    return Task.of(
+        spec,
+        dataset,
+        budget.epsilon,
+        choose_delta(budget.delta, dataset),
+        seed=budget.seed,
+        public=Public.of(public, dataset, spec) if public else None,
     )
 
 
@@ -88,6 +404,42 @@ def others_on(dataset: Dataset, out: Path, named: Sequence[Path] = ()) -> tuple[
     return distinct([run for mark in marks for run in find_others(out, mark, named)])
 
 
+def command_line() -> tuple[str, ...]:
+    return ("privet", *sys.argv[1:])
+
+
+def free_folder(name: str) -> Path:
+    """The first folder of that name in `runs`, or with a number behind it, that is not there yet."""
+    tried = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(folder for folder in tried if not folder.exists())
+
+
+def run_folder(out: Path | None, data: str, ending: str, resume: bool) -> Path:
+    """The folder of a run: the given one, or a free one in `runs`, named after the data; one with a run is refused."""
+    if out is None and resume:
+        raise InputError("Give the folder of the run to continue, with --out.")
+    out = out or free_folder(f"{Path(data.rpartition(':')[2]).stem}-{ending}")
+    check_free(out, resume)
+    return out
+
+
+def check_free(out: Path, resume: bool = False) -> None:
+    """A run is never written over."""
+    from privet.report.record import FILE
+    from privet.training.folder import working_files
+
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give a folder with --out.")
+    if (out / FILE).exists() and resume and working_files(out):
+        return  # it was stopped after its record was written
+    if (out / FILE).exists() and resume:
+        raise InputError(
+            f"The run in {out} is finished: see it with privet report {out}, or give another folder with --out."
+        )
+    if (out / FILE).exists():
+        raise InputError(f"{out} holds a run already: give another folder with --out.")
+
+
 def say_who_is_unprotected(dataset: Dataset) -> None:
     """One of the first lines of output, on the error stream, so that JSON stays JSON."""
     if not dataset.unprotected:
@@ -97,7 +449,7 @@ def say_who_is_unprotected(dataset: Dataset) -> None:
     also = ""
     if dataset.train.unit == "user" and not share:
         also = " A user who is in both parts is protected for the training records alone."
-    typer.echo(f"NOT PROTECTED: {who}. The statement is about the others alone.{also}", err=True)
+    echo(f"NOT PROTECTED: {who}. The statement is about the others alone.{also}", err=True)
 
 
 def say_of_run(record: RunRecord) -> None:
@@ -106,15 +458,15 @@ def say_of_run(record: RunRecord) -> None:
 
     for said in (not_for_release(record), record.data.who_is_unprotected):
         if said:
-            typer.echo(said, err=True)
+            echo(said, err=True)
 
 
 def choose_delta(delta: float | None, dataset: Dataset) -> float:
-    """The delta that was given, or the usual one for the public number of records; warns where it is too large."""
+    """The given delta, or the usual one for the public number of records; warns where it is too large."""
     from privet.privacy import delta_warning, usual_delta
 
     chosen = usual_delta(dataset.protected) if delta is None else delta
     if said := delta_warning(chosen, dataset.protected, dataset.train.unit):
-        typer.echo(f"privet: {said}", err=True)
+        echo(f"privet: {said}", err=True)
         warnings.filterwarnings("ignore", "delta = .* is not below 1/N", PrivetWarning)  # it was said already
     return chosen

@@ -9,22 +9,25 @@ from typing import Annotated
 
 import typer
 
+from privet.cli.attack import RunFolder
 from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
-from privet.cli.records import say_of_run
+from privet.cli.program import AsJson, echo, verb
+from privet.cli.records import Plugins, load_plugins, say_of_run
 
 JOB = "job.json"
 """Tells the folder of a comparison from that of a run."""
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/a.")]
 
 
-@app.command("report", epilog="Example:  privet report runs/a --licence apache-2.0")
+@verb("report", "privet report runs/a --license apache-2.0")
 def report(
     context: typer.Context,
     run: RunFolder,
     intended_use: Annotated[str | None, typer.Option(help="For the card: what the release is for.")] = None,
-    licence: Annotated[str | None, typer.Option(help="For the card: a licence by its identifier.")] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", "--licence", help="For the card: a license by its identifier.")
+    ] = None,
     contact: Annotated[str | None, typer.Option(help="For the card: whom to ask.")] = None,
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the page and the privacy card of a run again, from its record and its ledger alone; or those of a comparison.
@@ -32,15 +35,17 @@ def report(
     What is stated for the card is kept in the record. The card may be published with the release; the page is for those
     who may see the data.
     """
+    load_plugins(plugins)
     check_used(context, "comparison" if (run / JOB).exists() else "run")
     if (run / JOB).exists():
         _comparison(run, as_json)
         return
-    from privet.report import RunRecord, renew
+    from privet.report import renew
     from privet.report.card import MARKDOWN
     from privet.report.statement import not_for_release
+    from privet.runs.own import read_run
 
-    record = RunRecord.read(run)
+    record = read_run(run)
     given = {"intended_use": intended_use, "licence": licence, "contact": contact}
     stated = replace(record.stated, **{name: text for name, text in given.items() if text is not None})
     if stated != record.stated:
@@ -54,23 +59,22 @@ def report(
         other = {"calibrated": calibrated.to_dict()} if calibrated else {}
         facts = {"page": str(page), "card": str(run / MARKDOWN), "spent": spent.to_dict()}
         facts |= {"not_protected": record.data.who_is_unprotected, "not_for_release": not_for_release(record)}
-        typer.echo(
+        echo(
             json.dumps(
                 facts | {"accuracy": record.released_utility and record.released_utility.accuracy} | other, indent=1
             )
         )
         return
-    typer.echo(f"{spent}")
+    echo(f"{spent}")
     if calibrated is not None:
-        typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
-    typer.echo(f"The card: {run / MARKDOWN}")
-    typer.echo(f"The page{'' if record.data.public else ', which is internal'}: {page}")
+        echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
+    echo(f"The card: {run / MARKDOWN}")
+    echo(f"The page{'' if record.data.public else ', which is internal'}: {page}")
 
 
 def _comparison(out: Path, as_json: bool) -> None:
     from privet.cli.compare import say
-    from privet.compare.page import write_comparison
-    from privet.compare.result import read_result
+    from privet.runs.comparison import read_result, write_comparison
 
     result = read_result(out)
     write_comparison(result, out)

@@ -1,214 +1,334 @@
-"""`privet reproduce`."""
+"""`privet reproduce`: the tables of papers, our figures beside the published ones."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privet.cli import comparisons, student_tables
 from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
+from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import fetching, training
-from privet.cli.reproduce_all import reproduce_all
-from privet.cli.train import check_budget, recipe_names
+from privet.cli.records import ControlOptions, Plugins, check_budget, completing, load_plugins, say_preview
 from privet.errors import InputError
 
 if TYPE_CHECKING:
-    from privet.recipes import Recipe
-    from privet.recipes.table import Result, Row
+    from collections.abc import Iterator, Sequence
+
+    from privet.papers import Measurement, PaperTable, Reproduction
+    from privet.papers.table import Line
+    from privet.runs.preview import Preview
+
+HOME = Path("runs") / "reproduce"
+DELTA = 1e-5
 
 
 def _names() -> list[str]:
-    from privet.recipes import comparison
+    from privet.papers import names
 
-    return [*recipe_names(), *comparison.names(), *student_tables.names(), comparisons.REVERSAL]
+    return list(names())
 
 
-def method_names() -> list[str]:
-    from privet.recipes.methods import METHODS
+def _method_keys() -> list[str]:
+    from privet.methods import METHODS
 
     return list(METHODS)
 
 
-@app.command("reproduce", epilog="Example:  privet reproduce abadi-mnist --seeds 3")
+@dataclass
+class Selection:
+    """Which lines of a table to run, and on which records."""
+
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(help="Epsilon; repeat the option to give several. Without it, those of the table."),
+    ] = None
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A method; repeat the option to give several. Without it, those of the table.",
+            autocompletion=completing(_method_keys),
+        ),
+    ] = None
+    line: Annotated[
+        list[int] | None, typer.Option(help="Only the line with this number; repeat the option to give several.")
+    ] = None
+    records: Annotated[
+        str | None, typer.Option("--data", help="Other records than the table's, for example folder:PATH.")
+    ] = None
+
+
+@dataclass
+class Places:
+    """Where figures are kept."""
+
+    out: Annotated[
+        Path | None, typer.Option(help="Where the figures of each run are kept; what is there is not computed again.")
+    ] = None
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Put the figures into this JSON file, or into the table's file in this folder."),
+    ] = None
+    export: Annotated[
+        Path | None, typer.Option(help="Write the figures, means over seeds, to this .csv or .tex file too.")
+    ] = None
+
+    def check(self) -> None:
+        """Refuse a file that cannot be written, before anything is run."""
+        from privet.report.export import check_suffix
+
+        if self.export is not None:
+            check_suffix(self.export)
+
+    def write(self, found: Sequence[Measurement], caption: str) -> None:
+        """Write the table that was asked for, if one was."""
+        from privet.io import to_plain
+        from privet.papers.results import means
+        from privet.report.export import export
+
+        if self.export is not None:
+            export([to_plain(one) for one in means(found)], self.export, caption)
+
+
+@verb("reproduce", "privet reproduce abadi-mnist --seeds 3")
 def reproduce(
     context: typer.Context,
+    selection: Selection,
+    places: Places,
+    control: ControlOptions,
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            help="A recipe or a comparison by name, or a .yaml file.", autocompletion=_names, metavar="[RECIPE]"
-        ),
+        typer.Argument(help="A table or a recipe by name, or a .yaml file.", autocompletion=_names, metavar="[TABLE]"),
     ] = None,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Every table and figure of the sources, on one page. It takes hours, and goes on."),
+        typer.Option(
+            "--all", help="Every table and figure of the papers, on one page. It takes hours, and can be resumed."
+        ),
     ] = False,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="With --all: make the page from the results that exist.")
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many seeds: 0, 1, ...; without it, 3 of a recipe and 1 of a comparison.", min=1),
+        typer.Option(help="How many seeds: 0, 1, ...; without it, as many as the table says.", min=1, max=1000),
     ] = None,
-    epsilon: Annotated[
-        list[float] | None, typer.Option(help="A budget, and more with more of it; without it, those of the recipe.")
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A method, and more with more of it; without it, those of the recipe.", autocompletion=method_names
-        ),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of the statement.")] = 1e-5,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Where each training's figures are kept; what is there is not computed again."),
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(help="A JSON file of results to put the rows into; with --all, a folder of such files."),
-    ] = None,
-    records: Annotated[
-        str | None, typer.Option("--data", help="For a comparison: other records, for example folder:PATH.")
-    ] = None,
-    line: Annotated[
-        list[int] | None, typer.Option(help="For a comparison: only this line of its table, and more with more of it.")
-    ] = None,
+    delta: Annotated[float, typer.Option(help="The delta of the statement.")] = DELTA,
     image: Annotated[Path | None, typer.Option(help="For wang-reversal: the picture to recover.")] = None,
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe at every budget over several seeds, and print the published figures beside ours.
+    """Run a table of a paper over several seeds, and print our figures beside the published ones.
 
-    A comparison trains a network in several ways, attacks each, and draws the ROC curves; wang-reversal draws what can be
-    recovered from a network's features; triastcyn-mnist and triastcyn-fashion compare students of artificial data. --all does
-    everything that belongs to the four sources, and says for each number why it differs.
+    A recipe is run as a table too: DP-SGD at each of its budgets. --all runs every table of the four papers, and says for each
+    figure why it differs from the published one.
     """
+    load_plugins(plugins)
+    places.check()
     if every or no_run:
         if recipe is not None or not every:
-            raise InputError("--no-run belongs to --all, and --all takes no RECIPE.")
+            raise InputError("--no-run belongs to --all, and --all takes no TABLE.")
         check_used(context, "no-run" if no_run else "all")
         check_budget(1.0, delta)
-        reproduce_all(out=out, results=results, seeds=seeds, delta=delta, run=not no_run, as_json=as_json)
+        if control.dry_run:
+            say_preview(_preview_all(places, seeds, delta), as_json)
+            return
+        _reproduce_all(places, seeds, delta, run=not no_run, as_json=as_json)
         return
     if recipe is None:
         raise InputError(f"Name what to reproduce, or take --all: there are {', '.join(_names())}.")
-    if recipe == comparisons.REVERSAL:
-        check_used(context, "reversal", named=recipe)
-        comparisons.reversal(out, image, as_json)
-        return
-    from privet.recipes import comparison
+    from privet.papers import load
+    from privet.papers.measure import computed
 
-    if comparison.is_comparison(recipe):
-        check_used(context, "comparison", named=recipe)
-        comparisons.compare(
-            recipe, data=records, seeds=seeds or 1, lines=line or (), out=out, results=results, as_json=as_json
+    table = load(recipe)
+    check_used(context, table.protocol, named=recipe)
+    if table.protocol == "reversal":
+        _draw(table, places.out, image, as_json)
+    elif table.protocol == "formulas":
+        places.write(computed(table), table.title)
+        _say(table, table.cases, computed(table), as_json)
+    elif control.dry_run:
+        lines = _chosen(table, recipe, selection, delta)
+        say_preview(
+            _preview(table, lines, selection.records or "", places.out or HOME / table.name, seeds, delta), as_json
         )
-        return
-    if recipe in student_tables.names():
-        check_used(context, "students", named=recipe)
-        student_tables.compare(
-            recipe,
-            seeds or 3,
-            tuple(line or ()),
-            tuple(epsilon or ()),
+    else:
+        _run(table, recipe, selection, places, seeds, delta, as_json)
+
+
+@contextmanager
+def _showing(folder: Path, seeds: int | None, delta: float, quiet: bool) -> Iterator[Reproduction]:
+    """A reproduction that shows its progress."""
+    from privet.papers import Reproduction
+
+    with how_to_go_on(pays=False), training(delta, "Starting") as show:
+        yield Reproduction(
+            folder,
             delta,
-            out=out,
-            results=results,
-            as_json=as_json,
-        )
-        return
-    check_used(context, "recipe", named=f"the recipe {recipe}")
-    seeds = seeds or 3
-    from privet import data, recipes
-    from privet.recipes import table
-    from privet.recipes.methods import method_named
-
-    chosen = recipes.load(recipe)
-    budgets = tuple(epsilon or chosen.epsilons)
-    for budget in budgets:
-        check_budget(budget, delta)
-    for key in method or ():
-        method_named(key)
-    with fetching() as progress:
-        dataset = data.load(chosen.data, progress=progress)
-    with training(delta) as show:
-        rows = table.reproduce(
-            chosen,
-            dataset,
-            out or Path("runs") / "reproduce" / chosen.name,
-            epsilons=budgets,
-            methods=tuple(method or chosen.methods),
-            seeds=seeds,
-            delta=delta,
-            command=_command(recipe, seeds, epsilon, method, delta),
-            on_result=None if as_json else _say,
-            # The epsilon of every step costs time that a log does not need: it gets a line for each training.
+            seeds,
+            # The epsilon of every step costs time that a log does not need: it gets a line for each run.
             on_step=show if sys.stderr.isatty() else None,
             progress=lambda what, done, total: show({"what": what, "step": done, "steps": total}),
+            say=lambda sentence: None if quiet else echo(sentence, err=True),
         )
-    if results is not None:
-        table.merge(results, rows)
-    if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
-    else:
-        typer.echo(shown(chosen, rows))
 
 
-def shown(recipe: Recipe, rows: list[Row]) -> str:
-    """The table for a terminal, which is also one for a page."""
-    from privet.recipes.methods import CLAIMED, method_named
+def _run(
+    table: PaperTable,
+    named: str,
+    selection: Selection,
+    places: Places,
+    seeds: int | None,
+    delta: float,
+    as_json: bool,
+) -> None:
+    """Measure the chosen lines of a table, and print it."""
+    from privet.papers import merge
+    from privet.papers.measure import CURVES, draw_rocs
+    from privet.papers.results import file_of
 
-    averaged = any(row.last is not None for row in rows)
-    several = len({row.method for row in rows}) > 1
-    claimed = any(CLAIMED in method_named(row.method).title for row in rows)
-    standing = "proved, but where the method says that it is only claimed" if claimed else "proved"
-    by_whom = "PLD, but where the method says otherwise" if several else "PLD"
-    lines = [
-        f"{recipe.title} ({recipe.data}, delta {rows[0].delta:g}, add/remove one record; Poisson sampling; "
-        f"{by_whom}; {standing})",
-        "",
-        f"|{' method |' * several} epsilon | accuracy % |{' last parameters % |' * averaged} seeds | published % | difference "
-        "| CPU seconds |",
-        f"|{'---|' * several}---|---|{'---|' * averaged}---|---|---|---|",
-    ]
-    for row in rows:
-        beside, difference = "", ""
-        if paper := row.published(recipe):
-            at = "" if paper.epsilon == row.epsilon else f" at {paper.epsilon:g}"
-            beside = f"{paper.accuracy:g}{at} ({paper.by})"
-            difference = f"{round(100 * row.accuracy - paper.accuracy, 2) + 0.0:+.2f}"
-        ours = _percent(row.accuracy, row.std) + f" | {_percent(row.last, row.last_std)}" * averaged
-        by = f" {method_named(row.method).title} |" if several else ""
-        lines.append(f"|{by} {row.epsilon:g} | {ours} | {row.seeds} | {beside} | {difference} | {row.seconds:.0f} |")
-    return "\n".join(lines)
-
-
-def _percent(mean: float | None, std: float | None) -> str:
-    return "" if mean is None else f"{100 * mean:.2f}" + (f" ± {100 * std:.2f}" if std is not None else "")
+    lines = _chosen(table, named, selection, delta)
+    with fetching() as progress:
+        dataset = table.data.load(selection.records or "", progress)
+    folder = places.out or HOME / table.name
+    with _showing(folder, seeds, delta, as_json) as work:
+        found = work.run(table, lines, dataset, _command(named, selection, seeds or table.seeds, delta))
+    if places.results is not None:
+        merge(file_of(places.results, table.name), found)
+    places.write(found, table.title)
+    _say(table, lines, found, as_json)
+    if table.protocol == "quarters" and not as_json:
+        curves = draw_rocs(folder / CURVES, table, [one for one in found if one.seed == 0])
+        echo(f"The ROC curves: {curves}")
 
 
-def _say(result: Result) -> None:
-    from privet.recipes.methods import method_named
+def _chosen(table: PaperTable, named: str, selection: Selection, delta: float) -> Sequence[Line]:
+    """The lines of the table that were asked for; refused where their records are missing."""
+    for epsilon in selection.epsilon or (1.0,):
+        check_budget(epsilon, delta)
+    lines = table.some(selection.line or (), selection.epsilon or (), selection.method or ())
+    if not (selection.records or table.data.source):
+        raise InputError(f"{named} is for records that you bring: give them with --data folder:PATH.")
+    return lines
 
-    typer.echo(
-        f"{method_named(result.method).title}: epsilon {result.epsilon:g}, seed {result.seed}: {100 * result.accuracy:.2f} % "
-        f"after {result.steps:,} steps, {result.seconds:.0f} s of CPU",
-        err=True,
+
+def _preview(
+    table: PaperTable, lines: Sequence[Line], source: str, folder: Path, seeds: int | None, delta: float
+) -> Preview:
+    """What the reproduction of these lines would do."""
+    from privet.methods import DataSpec
+    from privet.papers import Reproduction
+    from privet.papers.measure import cost_of_trial, measured_file, try_out
+    from privet.runs.preview import Preview, outline, rehearse, said_of_records
+
+    spec = DataSpec(source or table.data.source)
+    trials = Reproduction(folder, delta, seeds).trials(table, lines, outline(spec))
+    left = [trial for trial in trials if not measured_file(trial, folder).exists()]
+    plan = f"{table.title}: {len(lines)} lines, {len(trials)} runs; those of {len(trials) - len(left)} are kept in {folder}."
+    again = "What is kept is not computed again where settings and records are the same."
+    time = rehearse(lambda progress: try_out((left or trials)[0], progress))
+    costs = {trial.line.label: cost_of_trial(trial) for trial in trials}
+    return Preview(
+        (plan, again),
+        tuple(costs.values()),
+        time.times(len(left), f"{len(left)} runs like the first one that is left"),
+        (f"{folder}: the figures of each run",),
+        said_of_records(spec),
     )
 
 
-def _command(recipe: str, seeds: int, epsilons: list[float] | None, methods: list[str] | None, delta: float) -> str:
-    words = ["privet", "reproduce", recipe, "--seeds", str(seeds)]
-    for epsilon in epsilons or ():
-        words += ["--epsilon", f"{epsilon:g}"]
-    for method in methods or ():
-        words += ["--method", method]
-    if delta != 1e-5:
-        words += ["--delta", f"{delta:g}"]
+def _preview_all(places: Places, seeds: int | None, delta: float) -> Preview:
+    """What the reproduction of every table would do; it takes hours, and no rehearsal of one line tells of the others."""
+    from privet.papers import load, papers
+    from privet.papers.results import read
+    from privet.runs.preview import Estimate, Preview
+
+    home = places.out or HOME
+    tables = [load(name) for paper in papers() for name in paper.tables]
+    measured = [one for table in tables for one in read((places.results or home) / f"{table.name}.json")]
+    plan = tuple(f"{table.name}: {table.title}, {len(table.cases)} lines." for table in tables)
+    time = Estimate(None, "privet reproduce TABLE --dry-run estimates each table")
+    if measured:
+        total = sum(one.seconds * max(1, one.seeds) for one in measured)
+        time = Estimate(total, f"processor time of the {len(measured)} figures that are there, if all were made again")
+    free = "the tables use public data sets; each line's statement is on the page"
+    return Preview(plan, (), time, (f"{home}: the figures of each run, and one page",), free=free)
+
+
+def _say(table: PaperTable, lines: Sequence[Line], found: Sequence[Measurement], as_json: bool) -> None:
+    """The table for a terminal, or the mean over seeds of each line for a program."""
+    from privet.io import to_plain
+    from privet.papers import section
+    from privet.papers.results import means
+
+    if as_json:
+        echo(json.dumps([to_plain(one) for one in means(found)], indent=1))
+        return
+    shown, first = section(table, found, lines=lines), found[0]
+    about = [f"{first.data}, delta {first.delta:g}"] if first.data else []
+    if table.quarters is not None and first.attack is not None:
+        about.append(f"quarters of {first.attack.members:,} records, {table.quarters.schedule.epochs} epochs")
+    if any(row.seeds > 1 for row in shown.rows):
+        about.append("mean and standard deviation over seeds")
+    details = f" ({'; '.join(about)})" if about else ""
+    echo(f"{table.title}{details}\n\n{shown.markdown()}")
+    if said := [f"- {row.label}: {row.statement}" for row in shown.rows if row.statement]:
+        echo("\n".join(["", "What the ledger says of each:", "", *said]))
+
+
+def _draw(table: PaperTable, out: Path | None, image: Path | None, as_json: bool) -> None:
+    """Run the reversal with and without noise, and write its figure."""
+    from privet.papers import merge
+    from privet.papers.measure import draw_figure
+
+    folder = out or HOME / table.name
+    path, found = draw_figure(table, folder, image)
+    merge(folder / f"{table.name}.json", found)
+    errors = {one.line: one.quantities["error"] for one in found}
+    if as_json:
+        echo(json.dumps({"picture": str(path), "rmse": errors}, indent=1))
+        return
+    for name, error in errors.items():
+        echo(f"{name}: recovered with a root mean squared error of {error:.4f}")
+    echo(f"The picture: {path}")
+
+
+def _reproduce_all(places: Places, seeds: int | None, delta: float, *, run: bool, as_json: bool) -> None:
+    """Run what is not kept yet, unless `run` is false, and make the page from all results that there are."""
+    from privet.papers import gather, markdown, write_reproduction
+    from privet.papers.results import read
+
+    home = places.out or HOME
+    results, failures = places.results or home, {}
+    if run:
+        with _showing(home, seeds, delta, as_json) as work:
+            failures = dict(work.run_all(results))
+    chapters = gather(results, failures)
+    page = write_reproduction(chapters, results, home)
+    if places.export is not None:
+        files = sorted(results.glob("*.json")) if results.is_dir() else [results]
+        places.write([one for file in files for one in read(file)], "Figures of papers, measured again.")
+    if as_json:
+        facts = {"page": str(page), "sources": [asdict(chapter) for chapter in chapters]}
+        echo(json.dumps(facts, indent=1, allow_nan=False))
+        return
+    echo(f"{markdown(chapters)}\nThe page: {page}")
+
+
+def _command(named: str, selection: Selection, seeds: int, delta: float) -> str:
+    """The command as it can be typed again."""
+    given = {"--line": selection.line, "--epsilon": selection.epsilon, "--method": selection.method}
+    words = ["privet", "reproduce", named, "--seeds", str(seeds)]
+    for option, values in given.items():
+        words += [
+            word for value in values or () for word in (option, f"{value:g}" if option == "--epsilon" else str(value))
+        ]
+    words += ["--data", selection.records] if selection.records else []
+    words += ["--delta", f"{delta:g}"] if delta != DELTA else []
     return shlex.join(words)

@@ -1,189 +1,189 @@
-"""`privet synthesize`."""
+"""`privet synthesize`: synthetic data by any method."""
 
 from __future__ import annotations
 
 import json
-import sys
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privet.cli.data import NAMES
-from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
-from privet.cli.progress import training
+from privet.cli.options import GivenSettings, check_methods, warn_moved
+from privet.cli.program import AsJson, echo, verb
 from privet.cli.records import (
-    HoldOut,
-    NoHeader,
-    PublicSize,
-    UnprotectedTest,
-    Users,
-    choose_delta,
-    load_records,
-    others_on,
-    say_who_is_unprotected,
+    BudgetOptions,
+    RecordOptions,
+    RunOptions,
+    SetOption,
+    check_free,
+    completing,
+    open_task,
 )
-from privet.cli.train import Delta, Epsilon, TunedFrom, check_budget, check_free, measured_facts, say_measured
+from privet.cli.train import measured_facts, run_shown, say_dry_run, say_measured
 from privet.errors import InputError
 
 if TYPE_CHECKING:
+    from privet.methods import Task
     from privet.report import RunRecord
 
-
-class Labels(StrEnum):
-    """What is known of the labels."""
-
-    protected = "protected"
-    votes = "votes"
+NETWORKS = ("cnn", "logistic")
 
 
-def method_names() -> list[str]:
-    from privet import synthesis
+def method_keys() -> list[str]:
+    from privet.methods import methods_that_make
 
-    return ["auto", *synthesis.METHODS]
+    return ["auto", *methods_that_make("data")]
 
 
-@app.command("synthesize", epilog="Example:  privet synthesize --data mnist --epsilon 3.45 --out runs/b")
-def synthesize(
-    context: typer.Context,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="A data set by name (mnist, fashion-mnist, cifar10, digits) or FORMAT:PATH, as privet data reads it.",
-            autocompletion=lambda: list(NAMES),
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder of the run; what may leave is in its folder release.")],
-    schema: Annotated[
-        Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
-    ] = None,
-    method: Annotated[
-        str, typer.Option(help="By which method, or auto: by the data and the budget.", autocompletion=method_names)
-    ] = "auto",
-    no_header: NoHeader = False,
-    users: Users = "",
-    epsilon: Epsilon = 3.0,
-    delta: Delta = None,
-    public_size: PublicSize = None,
-    hold_out: HoldOut = None,
-    unprotected_test: UnprotectedTest = False,
-    size: Annotated[
-        int | None, typer.Option(help="How many examples; without it, as many as records, at most 30,000.", min=1)
-    ] = None,
-    labels: Annotated[
-        Labels,
-        typer.Option(
-            help="protected with the record; votes: teachers of disjoint records vote on the labels of the examples, within "
-            "the same budget, and a record is protected with its label."
-        ),
-    ] = Labels.protected,
-    as_published: Annotated[
-        bool,
-        typer.Option("--as-published", help="noise-layer-gan as it was published: its epsilon is claimed, not proved."),
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the method, as NAME=VALUE; and more with more of it."),
-    ] = None,
+@dataclass
+class StudentOptions:
+    """How the usefulness of synthetic data is measured."""
+
     students: Annotated[
         list[str] | None,
         typer.Option(
-            "--student", help="cnn, logistic, or a classifier of scikit-learn by name; and more with more of it."
+            "--student",
+            help="cnn, logistic, or a classifier of scikit-learn by name; repeat the option to give several.",
         ),
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Of the students cnn and logistic.", min=1)] = 20,
+    ] = None
+    epochs: Annotated[
+        int | None, typer.Option(help="Of the students cnn and logistic; 20 without it.", min=1, max=10_000)
+    ] = None
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Train the students on the records, too: without privacy, to compare.")
-    ] = False,
-    tuned_from: TunedFrom = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Makes the run repeatable; such data is not for release.", min=0)
-    ] = None,
+        bool, typer.Option("--baseline", help="Train the students on the records too: without privacy, to compare.")
+    ] = False
+
+    def check(self) -> None:
+        if self.epochs is not None and self.students and not any(name in NETWORKS for name in self.students):
+            raise InputError(
+                "--epochs is not used here: it is of the students cnn and logistic, and none of them is asked for, or leave "
+                "it out."
+            )
+
+
+@dataclass
+class SyntheticOptions:
+    """The options that set fields of a method that makes data."""
+
+    size: Annotated[
+        int | None, typer.Option(help="How many examples; without it, as many as records, at most 30,000.", min=1)
+    ] = None
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="protected: with the record; votes: teachers of disjoint records vote on the labels of the examples, within "
+            "the same budget.",
+        ),
+    ] = None
+    settings: SetOption = None
+    as_published: Annotated[
+        bool, typer.Option("--as-published", hidden=True, help="Moved: write --method noise-layer-gan-published.")
+    ] = False
+
+    def given(self) -> GivenSettings:
+        """All settings by name."""
+        found = GivenSettings.of(self.settings)
+        for name in ("size", "labels"):
+            if (value := getattr(self, name)) is not None:
+                found.add(f"--{name}", name, value)
+        return found
+
+    def applied(self, method: str) -> str:
+        """The method that an option of version 0.1 means."""
+        if not self.as_published:
+            return method
+        if method != "noise-layer-gan":
+            raise InputError(
+                f"--as-published is not used by --method {method}. Leave it out, or use it with --method noise-layer-gan."
+            )
+        warn_moved("--as-published", f"--method {method}-published")
+        return f"{method}-published"
+
+
+@verb("synthesize", "privet synthesize --data mnist --epsilon 3.45 --out runs/b")
+def synthesize(
+    context: typer.Context,
+    records: RecordOptions,
+    budget: BudgetOptions,
+    wanted: SyntheticOptions,
+    measuring: StudentOptions,
+    more: RunOptions,
+    out: Annotated[Path, typer.Option(help="The folder of the run; its folder release may be published.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="By which method, or auto: by the data and the budget; privet methods lists them.",
+            autocompletion=completing(method_keys),
+        ),
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Make artificial data to publish instead of the records: what it cost, what students learn from it, what leaks."""
-    check_budget(epsilon, delta)
-    check_free(out)
-    from privet import synthesis
-    from privet.data import read_schema
-    from privet.methods.synthetic import Order
+    """Make synthetic data to publish instead of the records: its cost, what students learn from it, what an attack finds."""
+    more.load()
+    budget.check()
+    check_free(out, more.resume)
+    measuring.check()
+    from privet.methods import METHODS, method_for, method_named
+    from privet.runs import Measuring
 
-    dataset = load_records(
-        data,
-        schema,
-        no_header=no_header,
-        users=users,
-        hold_out=hold_out,
-        unprotected_test=unprotected_test,
-        public_size=public_size,
-    )
-    say_who_is_unprotected(dataset)
-    described = read_schema(schema) if schema else None
-    order = Order(
-        classes=len(dataset.classes),
-        records=dataset.size,
-        at_most=dataset.at_most,
-        size=size or min(dataset.size, 30_000),
-        epsilon=epsilon,
-        delta=choose_delta(delta, dataset),
-        labels=labels.value,
-        seed=seed,
-        source=dataset.name,
-        columns=described.features if described else (),
-    )
-    why = "you asked for it"
-    if method == "auto":
-        method, why = synthesis.choose(dataset, order)
-    synthesis.check_name(method)
-    check_used(context, f"{method}-published" if as_published and method == "noise-layer-gan" else method)
-    chosen = synthesis.method_named(method, dataset, order, as_published=as_published, given=_pairs(settings or []))
+    settings, key, why = wanted.given(), wanted.applied(method), "you asked for it"
+    if key != "auto":
+        key = method_named(key).key
+        if METHODS[key].makes != "data":
+            raise InputError(f"The method {key} makes a model, not data: use privet train --method {key}.")
+    task = open_task(records, budget, out, made_up=more.dry_run)
+    if key == "auto":
+        key, why = choose(task, settings.values)
+    # The method for a table has other settings than the one for images.
+    check_methods(context, [METHODS[key].fitted(task)], settings, {each: METHODS[each] for each in method_keys()[1:]})
+    ready = method_for(key, task, settings.values)
     if not as_json:
-        typer.echo(f"Method {method}, because {why}: {chosen.title}.")
-    with training(order.delta) as show:
-        record = synthesis.run(
-            chosen,
-            dataset,
-            order,
-            out,
-            command=("privet", *sys.argv[1:]),
-            students=students or (),
-            epochs=epochs,
-            baseline=baseline,
-            source=data,
-            schema=described,
-            schema_path=str(schema) if schema else "",
-            header=not no_header,
-            user=users,
-            others=others_on(dataset, out, tuned_from or ()),
-            on_step=show,
+        echo(f"Method {ready.key}, because {why}: {ready.full_title}.")
+    how = Measuring(more.attack_keys, tuple(measuring.students or ()), measuring.epochs or 20, measuring.baseline)
+    if more.dry_run:
+        say_dry_run(ready, task, out, how, as_json)
+        return
+    record = run_shown(ready, task, out, how, resume=more.resume, tuned_from=more.tuned_from, track=more.track)
+    say(record, out, as_json)
+
+
+def choose(task: Task, given: dict[str, Any]) -> tuple[str, str]:
+    """The method for these records and this budget, and why.
+
+    Class moments, always, so far: on MNIST students of every GAN here are far behind (docs/synthesis.md, the table of students).
+    """
+    from privet.methods import method_named
+    from privet.methods.class_moments import Moments, teachable
+
+    if task.schema is not None:
+        return "moments", "these are rows of a table: histograms and correlations keep its columns and need no training"
+    moments = method_named("moments", **{name: value for name, value in given.items() if name in ("size", "labels")})
+    assert isinstance(moments, Moments)
+    order = moments.order(task)
+    if order.labels != "votes" and teachable(task.dataset.shape, order):
+        return "moments", (
+            f"{order.records:,} images at epsilon {order.epsilon:g} are enough for class moments and a private teacher, whose "
+            f"students did better on MNIST than those of every GAN here"
         )
-    say(record, out, method, as_json)
+    return (
+        "moments",
+        "they are released once, and use the records only a few times, where a GAN needs many steps under noise",
+    )
 
 
-def _pairs(settings: list[str]) -> dict[str, str]:
-    pairs = {}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--set takes NAME=VALUE, and {text!r} has no '='.")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
-def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
-    """What came out, for a terminal or for a program."""
+def say(record: RunRecord, out: Path, as_json: bool) -> None:
+    """The result, for a terminal or for a program."""
     from privet.report.statement import title
 
     ledger = record.open_ledger(out)
     spent, calibrated = record.spent(ledger), record.calibrated(ledger)
-    assert record.attack is not None and record.synthetic is not None
+    assert record.synthetic is not None
     students = {name.removeprefix("Student "): said for name, said in record.settings.items() if name[:8] == "Student "}
     if as_json:
         facts = {
             "data": record.data.name,
-            "method": method,
+            "method": record.how.key,
             "size": record.synthetic.rows,
             "spent": spent.to_dict(),
             "calibrated": calibrated.to_dict() if calibrated is not None else None,
@@ -193,18 +193,16 @@ def say(record: RunRecord, out: Path, method: str, as_json: bool) -> None:
             "release": str(out / "release"),
             "page": str(out / "report.html"),
         }
-        typer.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
-    typer.echo(
-        f"{title(record, spent)}: {record.synthetic.rows:,} examples, made and attacked in {record.seconds:.0f} s"
-    )
-    typer.echo(str(spent))
+    echo(f"{title(record, spent)}: {record.synthetic.rows:,} examples, made and attacked in {record.seconds:.0f} s")
+    echo(str(spent))
     if calibrated is not None:
-        typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
+        echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
     for name, said in students.items():
-        typer.echo(f"Student {name}, trained on the artificial data alone: {said}")
+        echo(f"Student {name}, trained on the synthetic data alone: {said}")
     say_measured(record)
-    typer.echo(f"Nearest records, distances and baselines, not for release: {out / 'internal' / 'quality.md'}")
+    echo(f"Nearest records, distances and baselines, not for release: {out / 'internal' / 'quality.md'}")
     purpose = "Seeded, so not for release" if record.seeded else "To release"
-    typer.echo(f"{purpose}: {out / 'release'} (its card: {out / 'release' / 'README.md'})")
-    typer.echo(f"The page, which is internal: {out / 'report.html'}")
+    echo(f"{purpose}: {out / 'release'} (its card: {out / 'release' / 'README.md'})")
+    echo(f"The page, which is internal: {out / 'report.html'}")

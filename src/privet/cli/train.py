@@ -1,397 +1,295 @@
-"""`privet train`."""
+"""`privet train`: a private model by any method."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-import sys
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privet.cli import residual
 from privet.cli.attack import INTERNAL, sentences
-from privet.cli.by_votes import train_by_votes
-from privet.cli.data import NAMES
-from privet.cli.options import check_used
-from privet.cli.program import AsJson, app
+from privet.cli.options import GivenSettings, check_methods, warn_moved
+from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import training
 from privet.cli.records import (
-    HoldOut,
-    NoHeader,
-    PublicSize,
-    UnprotectedTest,
-    Users,
-    choose_delta,
-    load_records,
+    BudgetOptions,
+    PublicRecords,
+    RecordOptions,
+    RunOptions,
+    SettingOptions,
+    command_line,
+    completing,
+    open_task,
     others_on,
-    say_who_is_unprotected,
+    run_folder,
+    say_preview,
 )
 from privet.errors import InputError
 
 if TYPE_CHECKING:
-    from privet.data import Dataset
-    from privet.recipes import Recipe
-    from privet.report import OtherRun, RunRecord
+    from privet.methods import Method, Task
+    from privet.report import RunRecord
+    from privet.runs import Measuring
+
+LONG = 120.0
+"""Warn before runs expected to take longer than this many seconds."""
 
 
-class Method(StrEnum):
-    """Where the noise is."""
+def method_keys() -> list[str]:
+    from privet.methods import methods_that_make
 
-    dpsgd = "dpsgd"
-    optimized_noise = "optimized-noise"
-    residual = "residual"
-    residual_dpsgd = "residual-dpsgd"
-    pate = "pate"
+    return list(methods_that_make("model"))
 
 
-class Form(StrEnum):
-    """The forms of optimised noise."""
-
-    grouped = "grouped"
-    isotropic = "isotropic"
-    elliptical = "elliptical"
+def _old(name: str, instead: str, **more: Any) -> Any:
+    """An option of version 0.1 that is a setting now."""
+    return typer.Option(name, hidden=True, help=f"Moved: write {instead}.", **more)
 
 
-Epsilon = Annotated[float, typer.Option(help="The budget.")]
-Delta = Annotated[
-    float | None,
-    typer.Option(help="The delta of the statement; without it, a power of ten below 1 / the public number of records."),
-]
-TunedFrom = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="The folder of a run on the same records by which settings were chosen: the card counts it too, as it does "
-        "those that stand beside --out. Can be given several times.",
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="Makes the run repeatable; such a model is not for release.", min=0)]
+FORMS = ("grouped", "isotropic", "elliptical")
 
 
-def recipe_names() -> list[str]:
-    from privet import recipes
+@dataclass
+class MovedTrainOptions:
+    """Options of version 0.1 that became settings: they work for one more version, with a warning."""
 
-    return list(recipes.names())
+    form: Annotated[str | None, _old("--form", "--method optimized-noise-FORM")] = None
+    as_published: Annotated[bool, _old("--as-published", "--method optimized-noise-published")] = False
+    gamma: Annotated[float | None, _old("--gamma", "--set gamma=...")] = None
+    strategy: Annotated[str | None, _old("--strategy", "--set strategy=...")] = None
+    pi: Annotated[float | None, _old("--pi", "--set pi=...")] = None
+    radius: Annotated[float | None, _old("--radius", "--set radius=...")] = None
+    ensemble: Annotated[int | None, _old("--ensemble", "--set ensemble=...")] = None
+    epochs: Annotated[int | None, _old("--epochs", "--set epochs=...")] = None
+    teachers: Annotated[int | None, _old("--teachers", "--set teachers=...")] = None
+    queries: Annotated[int | None, _old("--queries", "--set queries=...")] = None
+    sure: Annotated[tuple[float, float] | None, _old("--sure", "--set threshold=VOTES --set threshold_noise=NOISE")] = (
+        None
+    )
+
+    def applied(self, method: str, settings: GivenSettings) -> str:
+        """The method that the old options mean; those that are settings now are added to `settings`."""
+        for name in ("gamma", "strategy", "pi", "radius", "ensemble", "epochs", "teachers", "queries"):
+            if (value := getattr(self, name)) is not None:
+                warn_moved(
+                    f"--{name}", f"--set {name}={value:g}" if isinstance(value, float) else f"--set {name}={value}"
+                )
+                settings.add(f"--{name}", name, value)
+        if self.sure is not None:
+            parts = dict(zip(("threshold", "threshold_noise"), self.sure, strict=True))
+            warn_moved("--sure", " ".join(f"--set {name}={value:g}" for name, value in parts.items()))
+            for name, value in parts.items():
+                settings.add("--sure", name, value)
+        return self._method(method)
+
+    def _method(self, method: str) -> str:
+        """The method of --form and --as-published."""
+        old = "--as-published" if self.as_published else "--form"
+        if self.form is None and not self.as_published:
+            return method
+        if method != "optimized-noise":
+            raise InputError(
+                f"{old} is not used by --method {method}. Leave it out, or use it with --method optimized-noise."
+            )
+        if self.form not in (None, *FORMS):
+            raise InputError(f"--form is {', '.join(FORMS[:-1])} or {FORMS[-1]}, and not {self.form!r}.")
+        if self.as_published and self.form not in (None, "grouped"):
+            raise InputError("--as-published is the form grouped: leave --form out.")
+        form = "published" if self.as_published else self.form
+        method = method if form == "grouped" else f"{method}-{form}"
+        warn_moved(old, f"--method {method}")
+        return method
 
 
-@app.command("train", epilog="Example:  privet train --data mnist --epsilon 3 --out runs/a")
+@verb("train", "privet train --data mnist --epsilon 3 --out runs/a")
 def train(
     context: typer.Context,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="A data set by name (mnist, fashion-mnist, cifar10, digits) or FORMAT:PATH, as privet data reads it.",
-            autocompletion=lambda: list(NAMES),
-        ),
-    ],
+    records: RecordOptions,
+    budget: BudgetOptions,
+    chosen: SettingOptions,
+    moved: MovedTrainOptions,
+    more: RunOptions,
     out: Annotated[
         Path | None, typer.Option(help="The folder of the run; without it, one in runs, named after data and method.")
     ] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="For csv: and parquet: the file with the public bounds and categories.")
-    ] = None,
-    method: Annotated[Method, typer.Option(help="How to train.")] = Method.dpsgd,
-    no_header: NoHeader = False,
-    users: Users = "",
-    epsilon: Epsilon = 3.0,
-    delta: Delta = None,
-    public_size: PublicSize = None,
-    hold_out: HoldOut = None,
-    unprotected_test: UnprotectedTest = False,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="A recipe by name, or a .yaml file; without it, the one that fits the records.",
-            autocompletion=recipe_names,
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out that was stopped, or start it.")
-    ] = False,
-    form: Annotated[
-        Form,
-        typer.Option(help="Of optimized-noise: pure-epsilon noise of least cost, isotropic, or elliptical clipping."),
-    ] = Form.grouped,
-    as_published: Annotated[
-        bool,
-        typer.Option("--as-published", help="optimized-noise as it was published: its epsilon is claimed, not proved."),
-    ] = False,
-    gamma: Annotated[
-        float | None,
-        typer.Option(
-            help="Of residual: the noise in every residual block (0.5 without it); its epsilon is only claimed."
-        ),
-    ] = None,
-    strategy: Annotated[
-        residual.Strategy, typer.Option(help="Of residual: additive noise, or in proportion.")
-    ] = residual.Strategy.additive,
-    pi: Annotated[
-        float, typer.Option(help="Of residual: the noise on the input, from which a proof comes.", min=0)
-    ] = 0.0,
-    radius: Annotated[float, typer.Option(help="Of residual with --pi: the norm to which inputs are clipped.")] = 30.0,
-    ensemble: Annotated[int, typer.Option(help="Of residual: how many networks are averaged.", min=1)] = 1,
-    epochs: Annotated[int | None, typer.Option(help="Of residual: passes over the records.", min=1)] = None,
-    public: Annotated[
-        str | None,
-        typer.Option(
-            help="Of pate: the public records without labels: how many of the test records, or another data set by name."
-        ),
-    ] = None,
-    teachers: Annotated[int | None, typer.Option(help="Of pate: how many teachers.", min=2)] = None,
-    queries: Annotated[int | None, typer.Option(help="Of pate: how many public records to ask about.", min=1)] = None,
-    sure: Annotated[
-        tuple[float, float] | None,
-        typer.Option(
-            metavar="VOTES NOISE", help="Of pate: answer only where a class has so many votes, counted with this noise."
-        ),
-    ] = None,
-    tuned_from: TunedFrom = None,
-    seed: Seed = None,
+    method: Annotated[
+        str, typer.Option(help="How to train; privet methods lists them.", autocompletion=completing(method_keys))
+    ] = "dpsgd",
+    public: PublicRecords = "",
     as_json: AsJson = False,
 ) -> None:
-    """Train a private classifier by a recipe: what it cost, what it is worth and what leaks, on one page."""
-    check_used(context, method.value)
-    check_budget(epsilon, delta)
-    if out is None and resume:
-        raise InputError("Give the folder of the run to go on with, by --out.")
-    out = out or free_folder(f"{Path(data.rpartition(':')[2]).stem}-{method.value}")
-    check_free(out, resume)
-    key = _method(method, form, as_published)
-    perturbation = residual.perturbation(method.value, gamma=gamma, strategy=strategy, pi=pi, radius=radius)
-    if method is Method.pate and public is None:
-        raise InputError(
-            "--method pate needs public records without labels: give --public with a number of test records or a data set."
-        )
-    from privet import recipes
+    """Train a private model: its cost, its accuracy and what an attack finds, on one page."""
+    more.load()
+    budget.check()
+    from privet.methods import METHODS, method_for, method_named
+    from privet.runs import Measuring
 
-    why = "you asked for it"
-    if method is Method.residual_dpsgd and recipe is None:
-        recipe, why = "resnet-dpsgd", "residual-dpsgd is about this network"
-    chosen = recipes.load(recipe) if recipe is not None else None
-    dataset = load_records(
-        data,
-        schema,
-        no_header=no_header,
-        users=users,
-        hold_out=hold_out,
-        unprotected_test=unprotected_test,
-        public_size=public_size,
-    )
-    say_who_is_unprotected(dataset)
-    delta = choose_delta(delta, dataset)
-    others = others_on(dataset, out, tuned_from or ())
-    if perturbation is not None and method is Method.residual:
-        record = residual.train(
-            dataset,
-            out,
-            perturbation,
-            members=ensemble,
-            epochs=epochs,
-            delta=delta,
-            seed=seed,
-            source=data,
-            schema=str(schema) if schema else "",
-            header=not no_header,
-            others=others,
+    settings = chosen.given()
+    named = method_named(moved.applied(method, settings))
+    if named.makes != "model":
+        raise InputError(f"The method {named.key} makes data, not a model: use privet synthesize --method {named.key}.")
+    check_methods(context, [named], settings, {key: METHODS[key] for key in method_keys()})
+    out = run_folder(out, records.data, named.key, more.resume)
+    if named.needs_public and not public:
+        raise InputError(
+            f"--method {named.key} needs public records without labels: give --public with a number of test records or a data "
+            "set."
         )
-        say(record, out, as_json)
-        return
-    if chosen is None:
-        chosen, why = recipes.pick(dataset)
+    task = open_task(records, budget, out, public, made_up=more.dry_run)
+    ready = method_for(named.key, task, settings.values)
     if not as_json:
-        typer.echo(f"Recipe {chosen.name}, because {why}: {chosen.title}.")
-        typer.echo(chosen.why)
-    if public is not None:
-        if not as_json:
-            typer.echo("Of the recipe, PATE uses the model and its fixed features; its settings are not used.")
-        record = train_by_votes(
-            chosen,
-            dataset,
-            out,
-            public=public,
-            teachers=teachers,
-            queries=queries,
-            sure=sure,
-            epsilon=epsilon,
-            delta=delta,
-            seed=seed,
-            source=data,
-            schema=str(schema) if schema else "",
-            header=not no_header,
-            user=users,
-            others=others,
-        )
-        say(record, out, as_json)
+        say_recipe(ready, task)
+    if more.dry_run:
+        say_dry_run(ready, task, out, Measuring(more.attack_keys), as_json)
         return
-    if method is Method.residual_dpsgd:
-        chosen = chosen.with_arguments(members=ensemble)
-    record = train_by(
-        chosen,
-        dataset,
-        out,
-        options={"perturbation": perturbation} if perturbation is not None else None,
-        epsilon=epsilon,
-        delta=delta,
-        method=key,
-        seed=seed,
-        resume=resume,
-        source=data,
-        schema=str(schema) if schema else "",
-        header=not no_header,
-        user=users,
-        others=others,
+    record = run_shown(
+        ready, task, out, Measuring(more.attack_keys), resume=more.resume, tuned_from=more.tuned_from, track=more.track
     )
     say(record, out, as_json)
 
 
-def _method(method: Method, form: Form, as_published: bool) -> str:
-    if method is not Method.optimized_noise:
-        return method.value
-    if as_published and form is not Form.grouped:
-        raise InputError("--as-published is the form grouped: leave --form out.")
-    if as_published:
-        return f"{method.value}-published"
-    return method.value if form is Form.grouped else f"{method.value}-{form.value}"
+def say_dry_run(method: Method, task: Task, out: Path, measuring: Measuring, as_json: bool) -> None:
+    """What a run would do; what would be refused before it uses a record is refused here as well."""
+    from privet.runs.preview import preview_run
+    from privet.runs.runner import check, usual_attack
+
+    check(method, task, measuring)
+    say_preview(preview_run(method, task, out, measuring.attacks or (usual_attack(method.makes),)), as_json)
 
 
-def check_budget(epsilon: float, delta: float | None) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise InputError(f"--epsilon must be a number above 0, and is {epsilon}.")
-    if delta is not None and not 0 < delta < 1:
-        raise InputError(f"--delta must lie between 0 and 1, and is {delta}.")
-
-
-def free_folder(name: str) -> Path:
-    """The first folder of that name in `runs`, or with a number behind it, that is not there yet."""
-    tried = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
-    return next(folder for folder in tried if not folder.exists())
-
-
-def check_free(out: Path, resume: bool = False) -> None:
-    """A run is never written over."""
-    from privet.report.record import FILE
-
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file: give a folder with --out.")
-    if (out / FILE).exists() and resume:
-        raise InputError(
-            f"The run in {out} is finished: see it with privet report {out}, or give another folder with --out."
-        )
-    if (out / FILE).exists():
-        raise InputError(f"{out} holds a run already: give another folder with --out.")
-
-
-def train_by(
-    recipe: Recipe,
-    dataset: Dataset,
+def run_shown(
+    method: Method,
+    task: Task,
     out: Path,
+    measuring: Measuring,
     *,
-    epsilon: float,
-    delta: float,
-    seed: int | None,
-    method: str = "dpsgd",
-    options: Mapping[str, Any] | None = None,
     resume: bool = False,
-    source: str = "",
-    schema: str = "",
-    note: str = "",
-    header: bool = True,
-    user: str = "",
-    others: Sequence[OtherRun] | None = None,
-    command: tuple[str, ...] | None = None,
+    tuned_from: list[Path] | None = None,
+    track: list[str] | None = None,
 ) -> RunRecord:
-    """Run a recipe with bars on the error stream."""
-    from privet import recipes
+    """Run a method with bars on the error stream, and say before how long it will take where that is long."""
+    from privet.integrations.trackers import tracked
+    from privet.report.words import duration
+    from privet.runs import run
+    from privet.runs.runner import check
 
-    with training(delta) as show:
+    check(method, task, measuring)
+    if (seconds := method.expected_seconds(task)) > LONG:
+        echo(f"This will take about {duration(seconds)} here; --set epochs=... makes it shorter.", err=True)
+    with how_to_go_on(out), training(task.delta) as show, tracked(*track or (), name=out.name) as log:
 
-        def features(what: str, done: int, total: int | None) -> None:
-            show({"what": what, "step": done, "steps": total})
+        def on_step(step: dict[str, Any]) -> None:
+            show(step)
+            log(step)
 
-        return recipes.run(
-            recipe,
-            dataset,
+        record = run(
+            method,
+            task,
             out,
-            epsilon=epsilon,
-            delta=delta,
-            method=method,
-            options=options,
-            seed=seed,
-            command=command or ("privet", *sys.argv[1:]),
+            measuring=measuring,
             resume=resume,
-            source=source or dataset.name,
-            schema=schema,
-            note=note,
-            header=header,
-            user=user,
-            others=others,
-            on_step=show,
-            progress=features,
+            others=others_on(task.dataset, out, tuned_from or ()),
+            command=command_line(),
+            on_step=on_step,
+            progress=lambda what, done, total: show({"what": what, "step": done, "steps": total}),
         )
+        log.finish(record, out)
+        return record
+
+
+def say_recipe(method: Method, task: Task) -> None:
+    """Which recipe is used, and why."""
+    if not hasattr(method, "recipe"):
+        return
+    from privet.methods.recipe import chosen
+
+    found, why = chosen(method.recipe, task.dataset, getattr(method, "model", ""))
+    echo(f"Recipe {found.name}, because {why}: {found.title}.")
+    echo(found.why)
 
 
 def say(record: RunRecord, out: Path, as_json: bool) -> None:
-    """What came out, for a terminal or for a program."""
-    from privet.randomness.streams import SECRET, SEEDED
+    """The result, for a terminal or for a program."""
     from privet.report.statement import title
 
-    mark = SEEDED if record.seeded else SECRET
     ledger = record.open_ledger(out)
     spent, calibrated = record.spent(ledger), record.calibrated(ledger)
-    assert record.attack is not None
     if as_json:
-        facts = {
-            "data": record.data.name,
-            "recipe": record.settings["Recipe"].split(":")[0],
-            "spent": spent.to_dict(),
-            **({"calibrated": calibrated.to_dict()} if calibrated else {}),
-            "randomness": mark,
-            **measured_facts(record),
-            "seconds": record.seconds,
-            "page": str(out / "report.html"),
-            "card": str(out / "CARD.md"),
-        }
-        typer.echo(json.dumps(facts, indent=1))
+        more = {"calibrated": calibrated.to_dict()} if calibrated else {}
+        recipe = record.settings.get("Recipe", "").split(":")[0]
+        echo(json.dumps(result_facts(record, out, recipe=recipe, **more, seconds=record.seconds), indent=1))
         return
-    typer.echo(f"{title(record, spent)}, trained and attacked in {record.seconds:.0f} s")
-    typer.echo(str(spent))
+    echo(f"{title(record, spent)}, trained and attacked in {record.seconds:.0f} s")
+    echo(str(spent))
     if calibrated is not None:
-        typer.echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
-    typer.echo(f"Randomness: {mark}")
+        echo(f"The noise was calibrated by {calibrated.accountant}: {calibrated}")
+    say_result(record, out)
+
+
+def result_facts(record: RunRecord, out: Path, **more: Any) -> dict[str, Any]:
+    """A run that made a model, for JSON."""
+    from privet.randomness.sources import SECRET, SEEDED
+
+    return {
+        "data": record.data.name,
+        "method": record.how.key,
+        **more,
+        "spent": record.spent(record.open_ledger(out)).to_dict(),
+        "randomness": SEEDED if record.seeded else SECRET,
+        **measured_facts(record),
+        "page": str(out / "report.html"),
+        "card": str(out / "CARD.md"),
+    }
+
+
+def say_result(record: RunRecord, out: Path) -> None:
+    """The randomness of a run that made a model, what was measured, and where card and page are, for a terminal."""
+    from privet.randomness.sources import SECRET, SEEDED
+
+    echo(f"Randomness: {SEEDED if record.seeded else SECRET}")
     say_measured(record)
     card = "of a seeded run, not for release" if record.seeded else "which may be published"
-    typer.echo(f"The card, {card}: {out / 'CARD.md'}")
-    typer.echo(f"The page{'' if record.data.public else ', which is internal'}: {out / 'report.html'}")
+    echo(f"The card, {card}: {out / 'CARD.md'}")
+    echo(f"The page{'' if record.data.public else ', which is internal'}: {out / 'report.html'}")
 
 
 def measured_facts(record: RunRecord) -> dict[str, Any]:
-    """The accuracy and the attack for JSON; figures that may not be published are under "internal"."""
-    assert record.attack is not None
-    attack = {"auc": record.attack.auc, "low": record.attack.low, "high": record.attack.high}
+    """The accuracy and the attacks for JSON; figures that may not be published are under "internal"."""
+    from dataclasses import asdict
+
+    attacks = [
+        {"key": one.key, "name": one.name, "auc": one.auc, "low": one.low, "high": one.high} for one in record.attacks
+    ]
+    measured = {"attack": attacks[-1] if attacks else None, "attacks": attacks}
     found = record.released_utility
-    facts: dict[str, Any] = {"accuracy": dataclasses.asdict(found) if found else None}
+    facts: dict[str, Any] = {"accuracy": asdict(found) if found else None}
+    if record.data.target:
+        facts = {"error": asdict(record.released_error) if record.released_error else None}
     if record.data.public:
-        return facts | {"test_accuracy": record.test_accuracy, "attack": attack}
+        return facts | {"test_accuracy": record.test_accuracy, **measured}
     return facts | {
         "not_protected": record.data.who_is_unprotected,
-        "internal": {"test_accuracy": record.test_accuracy, "attack": attack},
+        "internal": {"test_accuracy": record.test_accuracy, **measured},
     }
 
 
 def say_measured(record: RunRecord) -> None:
-    """The accuracy beside that of the most frequent class, and the attack, for a terminal."""
+    """The accuracy beside that of the most frequent class, and the attacks, for a terminal."""
     from privet.report.statement import measured
 
-    assert record.attack is not None
-    typer.echo(measured(record))
+    echo(measured(record))
     if not record.data.public:
-        typer.echo(f"{INTERNAL}:")
-    if not record.data.public and record.data.unprotected:
-        typer.echo(f"The accuracy on the unprotected records is {100 * record.test_accuracy:.2f} %.")
-    for line in sentences(record.attack, public=record.data.public):
-        typer.echo(line)
+        echo(f"{INTERNAL}:")
+    if not record.data.public and record.data.unprotected and record.test_accuracy is not None:
+        echo(f"The accuracy on the unprotected records is {100 * record.test_accuracy:.2f} %.")
+    if record.data.target and record.error is not None and not record.error.noise and not record.data.public:
+        error = record.error
+        echo(
+            f"The error on the unprotected records is {error.error:.4g} (95 % interval {error.low:.4g} to {error.high:.4g}); the "
+            f"best constant has {error.constant:.4g}."
+        )
+    for attack in record.attacks:
+        for line in sentences(attack, public=record.data.public):
+            echo(line)

@@ -1,18 +1,22 @@
-"""CIFAR-10 and CIFAR-100 Python batches: pickles, read without running anything that a pickle can ask for."""
+"""CIFAR-10 and CIFAR-100: Python batches, whose pickles are read without running any code, and PNG sprites."""
 
+from __future__ import annotations
+
+import json
 import pickle
+import pickletools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from privet.data.dataset import Dataset, Split
-from privet.data.files import open_file
-from privet.data.labels import check_labels
+from privet.data.dataset import Dataset, Split, check_labels
 from privet.errors import InputError
+from privet.io import kind_of, open_file, read_text
 
 PIXELS = 3 * 32 * 32
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -21,7 +25,7 @@ SPLITS_100 = {"train": ("train",), "test": ("test",)}
 
 
 class _DType:
-    """Stands for ``numpy.dtype`` while unpickling: keeps the name, runs nothing."""
+    """Replaces ``numpy.dtype`` while unpickling: it keeps the name and runs nothing."""
 
     def __init__(self, name: Any, *rest: Any) -> None:
         self.name = name.decode("ascii") if isinstance(name, bytes) else str(name)
@@ -31,7 +35,7 @@ class _DType:
 
 
 class _Array:
-    """Stands for ``numpy.ndarray`` while unpickling: keeps shape, type and bytes, runs nothing."""
+    """Replaces ``numpy.ndarray`` while unpickling: it keeps shape, type and bytes, and runs nothing."""
 
     shape: Any = None
     kind: Any = None
@@ -46,6 +50,8 @@ class _Array:
     def pixels(self) -> NDArray[np.uint8]:
         if not isinstance(self.kind, _DType) or self.kind.name not in ("u1", "|u1", "uint8"):
             raise ValueError("not an array of bytes")
+        if not isinstance(self.raw, bytes | bytearray):
+            raise ValueError("no bytes")
         return np.frombuffer(bytearray(self.raw), dtype=np.uint8).reshape(self.shape)
 
 
@@ -65,7 +71,7 @@ def _make_array(*_: Any) -> _Array:
     return _Array()
 
 
-# Everything that a batch written by any version of numpy names, and the harmless thing that stands for it here.
+# Every name in a batch written by any version of numpy, and its harmless replacement.
 ALLOWED: Mapping[tuple[str, str], Any] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _DType,
@@ -78,11 +84,11 @@ ALLOWED: Mapping[tuple[str, str], Any] = {
 
 
 class _ForbiddenError(Exception):
-    """The pickle asks for something that no batch needs."""
+    """The pickle uses a name that no batch needs."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows only the names of ``ALLOWED``; every other name, and so every call of foreign code, is refused."""
+    """Knows only the names in ``ALLOWED``; all other names, and thus all calls of foreign code, are refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -92,9 +98,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_batch(path: Path) -> dict[str, Any]:
-    """The dictionary in one batch file. Raises InputError where it is no pickle or asks for code to be run."""
+    """The dictionary in one batch file. Raises InputError if the file is not a pickle, or would run code."""
     with open_file(path) as file:
         try:
+            _check_memo(file)
             content = _Unpickler(file, encoding="bytes").load()
         except _ForbiddenError as name:
             raise InputError(
@@ -105,11 +112,19 @@ def read_batch(path: Path) -> dict[str, Any]:
             raise InputError(f"{path} is not a CIFAR batch, or it is truncated: copy or download it again.") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a CIFAR batch (no dictionary inside): give data_batch_1 or the like.")
-    return {_text(key): value for key, value in content.items()}
+    return {_text(key): value for key, value in content.items() if isinstance(key, bytes | str)}
+
+
+def _check_memo(file: BinaryIO) -> None:
+    """Refuse places in the pickle's memo beyond those that the file can fill: Python would reserve memory for all of them."""
+    for places, (operation, argument, _) in enumerate(pickletools.genops(file)):
+        if "PUT" in operation.name and isinstance(argument, int) and not 0 <= argument <= places:
+            raise pickle.UnpicklingError("a place in the memo that is too large")
+    file.seek(0)
 
 
 def _text(name: object) -> str:
-    """Batches of Python 2 hold bytes where those of Python 3 hold text."""
+    """Batches written by Python 2 have bytes instead of text."""
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
@@ -121,10 +136,10 @@ def _records(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     try:
         pixels = batch["data"].pixels()
         targets = np.array(labels, dtype=np.int64)
-    except (ValueError, TypeError, OverflowError):
-        raise InputError(f"{path} holds data or labels of the wrong type or size: copy or download it again.") from None
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
+        raise InputError(f"{path} has data or labels of the wrong type or size: copy or download it again.") from None
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(targets) or len(pixels) == 0:
-        raise InputError(f"{path} does not hold {PIXELS} values for each label: copy or download it again.")
+        raise InputError(f"{path} does not have {PIXELS} values for each label: copy or download it again.")
     return pixels.reshape(-1, 3, 32, 32), targets
 
 
@@ -141,10 +156,10 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 def read_cifar(path: Path) -> Dataset:
     """A folder of CIFAR-10 (``data_batch_1`` ... ``test_batch``) or CIFAR-100 (``train``, ``test``), or one batch file.
 
-    The class names are those of ``batches.meta`` or ``meta`` beside the batches, else CIFAR-10's.
-    Raises InputError where a batch is missing: four fifths of a data set would pass unseen.
+    The class names come from ``batches.meta`` or ``meta`` beside the batches; otherwise they are those of CIFAR-10. Raises
+    InputError if a batch is missing, because an incomplete data set would not be noticed.
     """
-    if not path.is_dir():
+    if kind_of(path) == "file":
         classes = _class_names(path.parent)
         return Dataset(path.name, classes, {"train": _read_split([path], classes)})
     classes = _class_names(path)
@@ -154,7 +169,7 @@ def read_cifar(path: Path) -> Dataset:
         if any((path / name).exists() for name in names):
             splits[split] = _read_split([path / name for name in names], classes)
     if not splits:
-        raise InputError(f"{path} holds no data_batch_1 or test_batch: name the folder with the CIFAR Python batches.")
+        raise InputError(f"{path} has no data_batch_1 or test_batch: name the folder with the CIFAR Python batches.")
     return Dataset(path.resolve().name, classes, splits)
 
 
@@ -165,3 +180,28 @@ def _read_split(files: list[Path], classes: tuple[str, ...]) -> Split:
         inputs.append(pixels)
         labels.append(check_labels(file, targets, classes))
     return Split(torch.from_numpy(np.concatenate(inputs)), torch.cat(labels))
+
+
+def read_sprite(path: Path, height: int, width: int) -> NDArray[np.uint8]:
+    """The images ``[N, 3, height, width]`` of one sprite: a picture of which each row holds the pixels of one image."""
+    with open_file(path) as file:
+        try:
+            pixels = np.asarray(Image.open(file, formats=("PNG",)).convert("RGB"))
+        except Exception:  # a damaged picture raises nearly anything
+            raise InputError(f"{path} is not a readable picture: copy or download it again.") from None
+    if pixels.shape[1] != height * width:
+        raise InputError(
+            f"{path} is {pixels.shape[1]} pixels wide, not {height * width}: it is not the sprite expected."
+        )
+    return np.ascontiguousarray(pixels.reshape(-1, height, width, 3).transpose(0, 3, 1, 2))
+
+
+def read_sprite_labels(path: Path) -> NDArray[np.uint8]:
+    """The labels from a JSON list of whole numbers from 0 to 255."""
+    try:
+        labels: Any = json.loads(read_text(path))
+        return np.array(labels, dtype=np.uint8).reshape(-1)
+    except (ValueError, OverflowError, TypeError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not a JSON list of labels: copy or download it again.") from None

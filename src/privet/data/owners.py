@@ -1,4 +1,4 @@
-"""Whose each example is, where a person may hold several."""
+"""The user of each example, if users may have several examples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils.data import ConcatDataset, Subset
 from privet.errors import InputError
 
 Key = Tensor | np.ndarray[Any, Any] | Sequence[Hashable] | Callable[[int], Hashable] | str
-"""Whose an example is: a value for each example, a function of its index, or the name of a column of the data set."""
+"""The users of examples: a value for each example, a function of its index, or the name of a column of the data set."""
 
 
 def owners_of(key: Key, dataset: Any) -> Tensor:
-    """The number of each example's user, from 0 on in the order of their first examples.
+    """Number the users from 0, in the order of their first examples, and give the number of each example's user.
 
-    `dataset` has a length, and perhaps columns.
+    `dataset` must have a length, and may have columns.
     """
     if isinstance(key, str):
         key = _column(key, dataset)
@@ -33,12 +33,12 @@ def owners_of(key: Key, dataset: Any) -> Tensor:
     if isinstance(key, (Mapping, AbstractSet, bytes, bytearray)) or not hasattr(key, "__len__"):
         raise InputError(
             f"The key of users is a {type(key).__name__}, which has no user at each example's place: give a vector or a list "
-            f"with a user for each example, in their order, or a function of the example's index."
+            "with one user for each example, in their order, or a function of the example's index."
         )
     if getattr(key, "ndim", 1) != 1 or getattr(getattr(key, "dtype", None), "names", None):
         raise _several()
     if len(key) != len(dataset):
-        # How many there are may be private.
+        # The message has no numbers: the number of examples may be private.
         raise InputError(
             "The key of users has more or fewer entries than the data set has examples: give a user for each."
         )
@@ -52,20 +52,20 @@ def owners_of(key: Key, dataset: Any) -> Tensor:
     names = [_checked(name) for name in key]
     if len({_kind(name) for name in names}) > 1:
         raise InputError(
-            "Some keys of users are numbers and others texts, so that one user could be two, as 1 and '1': give all of them as "
-            "one kind."
+            "Some keys of users are numbers and others are texts, so one user could count as two, as 1 and '1': give all keys "
+            "as one kind."
         )
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
 
 
 def user_number(name: bytes) -> int:
-    """A number that depends on a user's name alone, and on nobody else: 63 bits of its hash."""
+    """A number that depends only on the user's name: 63 bits of its hash."""
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
 def users_within(dataset: Any) -> Tensor | None:
-    """The users that a data set brings along: a `Split` its own, a subset or a concatenation those of its parts."""
+    """The users of a data set that knows them: of a `Split`, or of the parts of a subset or a concatenation."""
     if isinstance(users := getattr(dataset, "users", None), Tensor):
         return users
     if isinstance(dataset, Subset):
@@ -84,32 +84,32 @@ def users_within(dataset: Any) -> Tensor | None:
 
 
 def _column(name: str, dataset: Any) -> Any:
-    """A column of a data set that has columns: a table, a data frame, or one of Hugging Face's."""
+    """A column of a data set that has columns: a table, a data frame, or a Hugging Face data set."""
     names = getattr(dataset, "column_names", None) or getattr(dataset, "columns", None)
     if names is None or name not in list(names):
         raise InputError(
-            "The data set has no column of the name that was given as the key of users: give a vector with a user for each "
-            "example, or a function of the example's index."
+            "The data set has no column with the name given as the key of users: give a vector with a user for each example, "
+            "or a function of the example's index."
         )
     column = dataset[name]
     return column.to_numpy() if hasattr(column, "to_numpy") else list(column)
 
 
 def _checked(name: Any) -> Hashable:
-    """A user's name, whatever it is: one value, and not a missing one. It is a private value and stands in no message."""
+    """Check that a user's name is one value and not missing. The name is private, so no message contains it."""
     if isinstance(name, Tensor) and name.ndim == 0:
         name = name.item()
     if isinstance(name, (tuple, list, set, frozenset, dict, Tensor, np.ndarray)):
         raise _several()
     if not isinstance(name, Hashable):
-        raise InputError(f"A user's key is a number or a text, not {type(name).__name__}.")
+        raise InputError(f"A user's key must be a number or a text, not {type(name).__name__}.")
     if name is None or _is_missing(name) or (isinstance(name, (str, bytes)) and not name):
         raise _nobody()
     return name
 
 
 def _is_missing(name: Any) -> bool:
-    """NaN and NaT are not themselves, and for NA of a data frame nobody can say whether it is."""
+    """Whether a key is missing: NaN and NaT do not equal themselves, and comparing NA of a data frame raises."""
     try:
         return bool(name != name)
     except TypeError:
@@ -117,7 +117,7 @@ def _is_missing(name: Any) -> bool:
 
 
 def _kind(name: Hashable) -> str:
-    """What a key is: keys of different kinds can look alike and differ, or differ and be equal, as 1 and True."""
+    """The kind of a key. Keys of different kinds can look alike and differ, or differ and be equal, as 1 and True."""
     if isinstance(name, (bool, np.bool_)):
         return "truth"
     if isinstance(name, (int, float, complex, np.number)):
@@ -126,20 +126,19 @@ def _kind(name: Hashable) -> str:
 
 
 def _nobody() -> InputError:
-    return InputError(
-        "An example has no user: its key is empty. Leave the example out, or give it a user of its own if it is nobody's."
-    )
+    return InputError("An example has no user: its key is empty. Leave the example out, or give it a user of its own.")
 
 
 def _hidden() -> InputError:
     return InputError(
-        "The data set holds a part with users, and it is not known whose each of its examples is: give users=... with a user "
-        "for each example."
+        "A part of the data set has users, but the users of all its examples are not known: give users=... with a user for "
+        "each example."
     )
 
 
 def _several() -> InputError:
     return InputError(
-        "An example has a key of several parts, as if it belonged to several users: then removing one of them would change the "
-        "others' examples, and no bound would hold. Give each example one user; join the parts into one text if they name one."
+        "An example has a key of several parts, as if it belonged to several users. Removing one of them would change the "
+        "examples of the others, and no bound would hold. Give each example one user; if the parts name one user, join them "
+        "into one text."
     )

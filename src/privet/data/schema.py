@@ -1,26 +1,27 @@
-"""The public description of a table: its columns, their bounds and categories, and which one is the label.
+"""The public description of a table: its columns, their bounds and categories, and the label.
 
-Bounds and categories decide how records are scaled and encoded, so they must not depend on the records: a range taken
-from private rows tells of the richest person in them. They come from you, or from a public document.
+Bounds and categories decide how records are scaled and encoded, so they must not be taken from the records: the largest value
+of a column may belong to one person. They come from you, or from a public document.
 """
 
 import json
 import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from privet.data.files import read_text
 from privet.errors import InputError
+from privet.io import MisfitError, from_json, from_yaml, read_text, user_path
+
+SCHEMA_LIMIT = 16 << 20
 
 
 @dataclass(frozen=True)
 class Numeric:
     """A column of numbers from ``low`` to ``high``; it becomes one input, scaled to [0, 1].
 
-    ``whole`` says that they are whole numbers: artificial ones are then rounded.
+    ``whole`` marks a column of integers: synthetic values are then rounded.
     """
 
     name: str
@@ -29,7 +30,8 @@ class Numeric:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        finite = math.isfinite(self.low) and math.isfinite(self.high) and math.isfinite(self.high - self.low)
+        if not (finite and self.low < self.high):
             raise InputError(f"Column {self.name!r} has bounds {self.low} to {self.high}: give finite low < high.")
 
     @property
@@ -39,14 +41,14 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A column with one of ``categories``; it becomes one input per category, 0 or 1."""
+    """A column whose values are ``categories``; it becomes one input for each category, 0 or 1."""
 
     name: str
     categories: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.categories or len(set(self.categories)) < len(self.categories):
-            raise InputError(f"Column {self.name!r} needs categories, each named once: mend the list.")
+            raise InputError(f"Column {self.name!r} needs categories, each listed once: fix the list.")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -55,11 +57,12 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table. ``label`` names the categorical column to learn; its categories are the classes.
+    """The columns of a table. ``label`` names the column to predict: a categorical one, whose categories are the classes, or a
+    numeric one, for a regression.
 
-    ``ignore`` names columns that are there and shall not be read. With ``clip`` a number outside its bounds is moved
-    to the nearer bound; without it, it is an error. ``user`` names the column that says whose a row is, where a person may
-    have several: all of them together are then protected. It is no input and nothing of it is released.
+    ``ignore`` names columns that are not read. With ``clip`` a number outside its bounds is moved to the nearer bound;
+    otherwise it is an error. ``user`` names the column with the user of each row, if a user may have several rows: all rows
+    of a user are then protected together. It is not an input and is never released.
     """
 
     columns: tuple[Numeric | Categorical, ...]
@@ -75,12 +78,11 @@ class Schema:
                 raise InputError(f"Column {name!r} is described twice in the schema: remove one.")
         if self.user and (self.user in names or self.user in self.ignore):
             raise InputError(
-                f"The column of users {self.user!r} is described a second time in the schema: name it in user alone."
+                f"The column of users {self.user!r} is described a second time in the schema: name it only in user."
             )
-        if not isinstance(self._label_column(), Categorical):
-            raise InputError(f"The label {self.label!r} is a number in the schema: give its categories.")
+        self._label_column()
         if not self.features:
-            raise InputError("The schema has no column beside the label: describe at least one.")
+            raise InputError("The schema has no column except the label: describe at least one.")
 
     def _label_column(self) -> Numeric | Categorical:
         for column in self.columns:
@@ -94,18 +96,24 @@ class Schema:
         return column.categories if isinstance(column, Categorical) else ()
 
     @property
+    def target(self) -> Numeric | None:
+        """The number to predict, with its public bounds; None where the label is a class."""
+        column = self._label_column()
+        return column if isinstance(column, Numeric) else None
+
+    @property
     def features(self) -> tuple[Numeric | Categorical, ...]:
         """The columns that become inputs, in the schema's order."""
         return tuple(column for column in self.columns if column.name != self.label)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs, in the order in which they lie in a record."""
+        """The names of the inputs, in the order of a record."""
         return tuple(name for column in self.features for name in column.inputs)
 
 
 def read_schema(path: Path | str) -> Schema:
-    """A schema from a ``.json`` or ``.yaml`` file::
+    """Read a schema from a ``.json`` or ``.yaml`` file::
 
     label: income
     columns:
@@ -114,10 +122,10 @@ def read_schema(path: Path | str) -> Schema:
       income: {categories: ["<=50K", ">50K"]}
     ignore: [id]        # optional
     clip: false         # optional
-    user: patient       # optional: the column that says whose a row is
+    user: patient       # optional: the column with the user of each row
     """
-    path = Path(path)
-    content = _parse(path, read_text(path))
+    path = user_path(path)
+    content = _parse(path, read_text(path, SCHEMA_LIMIT))
     try:
         return _schema(content)
     except InputError as error:
@@ -125,22 +133,16 @@ def read_schema(path: Path | str) -> Schema:
 
 
 def _parse(path: Path, text: str) -> Any:
-    if path.suffix == ".json":
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise InputError(f"{path} is not valid JSON ({error}): mend it.") from None
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix not in (".json", ".yaml", ".yml"):
         raise InputError(f"{path} is neither .json nor .yaml: write the schema in one of them.")
     try:
-        yaml = import_module("yaml")
+        return from_json(text) if path.suffix == ".json" else from_yaml(text)
     except ImportError:
         raise InputError(f"{path} needs PyYAML: install it with 'pip install pyyaml', or write JSON.") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        where = f"line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else "its form"
-        raise InputError(f"{path} is not valid YAML (see {where}): mend it.") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not valid JSON ({error}): fix it.") from None
+    except MisfitError as error:
+        raise InputError(f"{path}: {error}: fix it.") from None
 
 
 def _schema(content: Any) -> Schema:
@@ -154,12 +156,12 @@ def _schema(content: Any) -> Schema:
             columns.append(Categorical(name, _names(column["categories"], f"{what}: categories")))
         else:
             if not isinstance(whole := column.get("whole", False), bool):
-                raise InputError(f"{what}: whole must be true or false: mend it.")
+                raise InputError(f"{what}: whole must be true or false: fix it.")
             columns.append(Numeric(name, _number(column["low"], what), _number(column["high"], what), whole))
     if not isinstance(table["label"], str) or not isinstance(table.get("clip", False), bool):
-        raise InputError("The label must be a column's name and clip true or false: mend them.")
+        raise InputError("The label must be a column's name and clip true or false: fix them.")
     if not isinstance(table.get("user", ""), str):
-        raise InputError("The part 'user' must be a column's name: mend it.")
+        raise InputError("The part 'user' must be a column's name: fix it.")
     ignore = _names(table.get("ignore", []), "ignore")
     return Schema(tuple(columns), table["label"], ignore, table.get("clip", False), table.get("user", ""))
 
@@ -179,7 +181,7 @@ def _mapping(
 
 
 def _names(value: Any, what: str) -> tuple[str, ...]:
-    # YAML reads a bare yes or no as a truth value: its text would then match no cell.
+    # YAML reads a bare yes or no as a boolean, whose text would match no cell.
     if not isinstance(value, list) or not all(
         isinstance(item, str | int) and not isinstance(item, bool) for item in value
     ):
@@ -189,5 +191,8 @@ def _names(value: Any, what: str) -> tuple[str, ...]:
 
 def _number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{what}: low and high must be numbers: mend them.")
-    return float(value)
+        raise InputError(f"{what}: low and high must be numbers: fix them.")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"{what}: low or high is too large for a number: fix them.") from None

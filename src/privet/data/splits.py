@@ -1,13 +1,15 @@
-"""Dividing a split into parts by a keyed hash of each record, the same parts for the same seed.
+"""Division of a split into parts by a keyed hash of each record; the same seed gives the same parts.
 
-For tuning: hold out a part of the training records, never the test records. For attacks: quarters, two for the target
-model (in and out) and two for the shadow model.
+For tuning, hold out a part of the training records, never the test records. For attacks, divide into quarters: two for the
+target model (members and others) and two for the shadow model.
 """
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import islice
 
 import numpy as np
 import torch
@@ -19,14 +21,13 @@ from privet.data.owners import owners_of, user_number
 from privet.errors import InputError
 
 Keys = Sequence[str | int | bytes] | NDArray[np.generic] | Tensor
-"""The user of each record: all records of one user go to the same part."""
+"""The user of each record; all records of a user go to the same part."""
 
 _CHUNK = 4096
-"""Records whose bytes are copied at once: memory-mapped inputs are read in pieces."""
-
+"""Records copied at once, so that memory-mapped inputs are read in pieces."""
 
 MEASURED = 0.2
-"""The share of a file on which a model is measured and not trained, where the user names none."""
+"""The default share of a file for testing."""
 
 
 def with_test_records(
@@ -39,30 +40,31 @@ def with_test_records(
 ) -> Dataset:
     """The data set with training and test records.
 
-    Where it has no test records, about a fifth of the training records becomes the test part. It is protected like the
-    others: figures from it leave with noise only (`privet.methods.private_accuracy`).
+    If it has no test records, about a fifth of the training records become the test part. They are protected like the
+    others: results on them are released only with noise (`privet.methods.private_accuracy`).
 
     Args:
-        dataset, source: the records, and how the user named them.
-        hold_out: the share of the records to hold out without protection, because the user asked for it.
-        unprotected_test: the user says that the test part, which the data came with, needs no protection.
-        public_size: how many records there are (users, where a user is the unit), as far as that is public; of data that
-            came with a test part, how many training records. Without it the number of records is taken as public.
+        dataset, source: the records, and the user's name for them.
+        hold_out: the share of the records to hold out without protection, if the user asked for it.
+        unprotected_test: the user states that the data set's own test part needs no protection.
+        public_size: the public number of records, or of users if a user is the unit of privacy; for data with a test part
+            of its own, the number of training records. Without it the number of records is taken as public.
 
-    Formal guarantees: as `divide`. The key is fixed, so a record is always in the same part, whatever else is in the file.
-    The public number of training records follows from that of all records alone: the number that the hash gave is private.
+    Formal guarantees: those of `divide`. The key is fixed, so a record is always in the same part, whatever else is in the
+    file. The public number of training records is computed from the public number of all records; the exact number that the
+    hash gave is private.
     """
     if "train" not in dataset.splits:
         raise InputError(f"{source} has no part named train: it has {', '.join(dataset.splits)}.")
     if hold_out is not None and not 0 < hold_out < 1:
-        raise InputError(f"The share to hold out lies between 0 and 1, and is {hold_out:g}.")
+        raise InputError(f"The share to hold out must be between 0 and 1, and is {hold_out:g}.")
     if public_size is not None and public_size < 1:
-        raise InputError(f"The public number of records is at least 1, and not {public_size}.")
+        raise InputError(f"The public number of records must be at least 1, and is {public_size}.")
     stated = public_size is not None
     if "test" in dataset.splits:
         if hold_out is not None:
             raise InputError(
-                f"{source} has test records of its own, so none are held out: say that these need no protection "
+                f"{source} has test records of its own, so none are held out: state that they need no protection "
                 "(--unprotected-test, or unprotected_test=True), or leave the share out."
             )
         return replace(dataset, public_size=public_size, size_is_stated=stated, unprotected=unprotected_test)
@@ -92,7 +94,7 @@ def divide(
     *,
     keys: Keys | None = None,
 ) -> Dataset:
-    """The data set with ``split`` replaced by ``parts``: their names and fractions, which sum to 1::
+    """Replace ``split`` by ``parts``, given as names and fractions that sum to 1::
 
         divide(mnist, "train", {"train": 0.9, "tune": 0.1}, generator=0)
         divide(mnist, "train", dict.fromkeys(["target_in", "target_out", "shadow_in", "shadow_out"], 0.25), 0)
@@ -101,15 +103,15 @@ def divide(
         dataset: the data set; splits other than ``split`` stay as they are.
         split: the split to divide.
         parts: the name of each part and the probability that a record goes there.
-        generator: a seed, or a generator, which is advanced; the key of the hash comes from it.
-        keys: one user key for each record, where the unit of privacy is a user: they become the users of the parts. Without
-            it the split's own users, and a record is the unit where it has none.
+        generator: the source of the hash's key: a seed, or a generator, which is advanced.
+        keys: one user key for each record, if the unit of privacy is a user; they become the users of the parts. By default
+            the split's own users; without any, a record is the unit.
 
-    Formal guarantees: every record is in exactly one part, in its order in the file. The part is a keyed hash (BLAKE2b) of
-    the record's own bytes, inputs and label, or of its user key, and of nothing else. So neighboring files stay neighbors:
-    adding, removing or replacing a record (or all records of a user) moves no other record from one part to another. Two
-    consequences: the sizes are random (each record goes to a part with the part's fraction as its probability), and
-    identical records always land in the same part, so that copies of a training record are never held out.
+    Formal guarantees: every record is in exactly one part, in the order of the file. Its part depends only on a keyed hash
+    (BLAKE2b) of its own bytes, inputs and label, or of its user key. So neighboring files stay neighbors: adding, removing
+    or replacing a record (or all records of a user) moves no other record from one part to another. As a consequence the
+    sizes are random (the fraction of a part is the probability of each record to be in it), and identical records are
+    always in the same part, so copies of a training record are never held out.
     """
     whole = dataset[split]
     if any(not fraction > 0 for fraction in parts.values()) or not math.isclose(sum(parts.values()), 1, abs_tol=1e-9):
@@ -119,15 +121,14 @@ def divide(
     if keys is not None and len(keys) != len(whole):
         raise InputError("There are more or fewer user keys than records: give one key for each record.")
     if keys is not None:
-        owners_of(keys, whole)  # refuses a key that is empty or has several parts
+        owners_of(keys, whole)  # refuses keys that are empty or have several parts
     if keys is not None and whole.users is None:
         whole = replace(whole, users=_numbers(keys))
     keys = whole.users if keys is None else keys
     if isinstance(generator, torch.Generator):
         generator = int(torch.randint(2**62, (), generator=generator))
-    places = _places(_contents(whole) if keys is None else _named(keys), generator)
     ends = [math.fsum(list(parts.values())[: n + 1]) for n in range(len(parts) - 1)]
-    where = torch.from_numpy(np.searchsorted(np.array(ends), places, side="right"))
+    where = torch.from_numpy(_parts(_contents(whole) if keys is None else _named(keys), generator, np.array(ends)))
     made = {}
     for number, name in enumerate(parts):
         chosen = (where == number).nonzero().flatten()
@@ -139,11 +140,20 @@ def divide(
     return replace(dataset, splits={**made, **{k: v for k, v in dataset.splits.items() if k != split}})
 
 
-def _places(contents: Iterator[bytes | memoryview], seed: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each content: 53 bits of a keyed hash."""
-    key = blake2b(f"privet splits {seed}".encode()).digest()
-    digests = b"".join(blake2b(content, digest_size=8, key=key).digest() for content in contents)
-    return (np.frombuffer(digests, "<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def _parts(contents: Iterator[bytes | memoryview], seed: int, ends: NDArray[np.float64]) -> NDArray[np.int32]:
+    """The part of each content: where a number in [0, 1), 53 bits of a keyed hash, lies among `ends`."""
+    keyed = blake2b(digest_size=8, key=blake2b(f"privet splits {seed}".encode()).digest())
+    parts = array("i")
+    while digests := b"".join(_digest(keyed, content) for content in islice(contents, _CHUNK)):
+        places = (np.frombuffer(digests, "<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        parts.frombytes(np.searchsorted(ends, places, side="right").astype(np.intc).tobytes())
+    return np.frombuffer(parts, dtype=np.intc)
+
+
+def _digest(keyed: blake2b, content: bytes | memoryview) -> bytes:
+    own = keyed.copy()
+    own.update(content)
+    return own.digest()
 
 
 def _contents(split: Split) -> Iterator[memoryview]:
@@ -163,23 +173,23 @@ def _named(keys: Keys) -> Iterator[bytes]:
 
 
 def _numbers(keys: Keys) -> Tensor:
-    """A number for each user that depends on their key alone: 63 bits of its hash."""
+    """A number for each user that depends only on their key: 63 bits of its hash."""
     return torch.tensor([user_number(key) for key in _named(keys)], dtype=torch.int64)
 
 
 def set_aside(dataset: Dataset, count: int) -> Dataset:
-    """The data set with ``count`` of its test records as a split ``public`` without labels (each is 0).
+    """Move ``count`` test records to a split ``public`` without labels (each label is 0).
 
-    Guaranteed: always the same records, chosen by their place alone, so that the features of a data set and the data set
-    are divided alike; none of them stays in ``test``. Nothing changes for a count of 0. A choice by place is enough here:
-    neither test records nor public ones are protected, and the training records are not touched. (`divide` hashes each
-    record's content instead, because the part that it makes for training is protected.)
+    Guaranteed: always the same records, chosen only by their place, so that a data set and its features are divided alike.
+    A count of 0 changes nothing. Choosing by place is safe here: neither test nor public records are protected, and the
+    training records are not touched. (`divide` hashes the content of each record instead, because it divides protected
+    records.)
     """
     if count == 0:
         return dataset
     test = dataset.test
     if not 0 < count < len(test):
-        raise InputError(f"{count:,} test records cannot be taken as public: leave at least one to test on.")
+        raise InputError(f"{count:,} test records cannot be used as public ones: leave at least one to test on.")
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
     public = test.inputs[order[:count]]
     made = {

@@ -3,9 +3,9 @@
 from privet.gradients import rules
 from privet.gradients.engine import Engine
 from privet.gradients.fix import fix
-from privet.gradients.module_rules import rule
+from privet.gradients.knowledge import UnsupportedModelError
+from privet.gradients.operation import rule
 from privet.gradients.per_example import PerExampleGradients
-from privet.gradients.recorder import UnsupportedModelError
 from privet.gradients.rules.generic import SlowPathWarning
 
 __all__ = ["Engine", "PerExampleGradients", "SlowPathWarning", "UnsupportedModelError", "fix", "rule", "rules"]

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from privet.errors import InputError, PrivetError
-from privet.gradients.layout import MEAN, UNKNOWN, position
-from privet.gradients.marks import Pass
-from privet.gradients.module_rules import MODULE_RULES, OwnRule
+from privet.gradients.fix import refuse_mixing_modules
+from privet.gradients.knowledge import UnsupportedModelError
+from privet.gradients.marks import MEAN, UNKNOWN, Pass, mark_of, position
+from privet.gradients.operation import MODULE_RULES, OwnRule
+from privet.gradients.packed import Packing, packed_again, packing_of
 from privet.gradients.per_example import PerExampleGradients
-from privet.gradients.recorder import NOT_PUBLIC, Recorder, UnsupportedModelError
-from privet.gradients.refused import refuse_mixing_modules
-from privet.gradients.use import Budget, Use
+from privet.gradients.recorder import NOT_PUBLIC, Recorder, refuse_other_modes
+from privet.gradients.use import MemoryBudget, Use
 from privet.gradients.vocabulary import tensors_in
 
 DEFAULT_MEMORY_BUDGET = 256 * 2**20
 Reduction = Literal["mean", "sum"]
-PER_RECORD = "Give the loss of each record, a vector with an entry for each, to private.step(losses) or private.backward(losses)."
+PER_RECORD = "Give a vector with one loss for each record to private.step(losses) or private.backward(losses)."
 
 
 class UnknownReductionError(PrivetError):
@@ -31,23 +33,36 @@ class UnknownReductionError(PrivetError):
 
 
 class Whole(Use):
-    """All parameters at once, by a record that was alone."""
+    """All parameters at once, for a batch that is one record."""
+
+
+class OwnHook:
+    """A hook of the engine on a module of the user. A copy of the module, also one in a file, has a hook that does nothing."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments, and needs no Privet where the file is read
 
 
 class Engine:
-    """Per-example gradients of a model, taken in ordinary training code.
+    """Per-example gradients of a model, in ordinary training code.
 
-        with Engine(model) as engine:
-            loss = criterion(model(x), y)
-            loss.backward()
-            gradients = engine.gradients()
+            with Engine(model) as engine:
+                loss = criterion(model(x), y)
+                loss.backward()
+                gradients = engine.gradients()
 
-    While the engine is attached (inside ``with``, or between `attach` and `detach`) it listens to the forward passes of
-    the model that run with gradients enabled. It changes nothing: the type, the parameters, the ``state_dict`` and the
-    results of the model are what they were, and its hooks are gone after `detach`. ``parameter.grad`` is not filled.
+    While the engine is attached (inside ``with``, or between `attach` and `detach`) it listens to every forward pass of the
+    model that runs with gradients enabled. It changes nothing: the model keeps its type, parameters, ``state_dict`` and
+    results, and the hooks are removed by `detach`. ``parameter.grad`` is not filled.
 
     Formal guarantees: `gradients` returns the gradient of each record's own loss for every trainable parameter, or the
-    engine raises; it never leaves out a use of a parameter in silence.
+    engine raises. It never ignores a use of a parameter silently.
     """
 
     def __init__(
@@ -59,14 +74,13 @@ class Engine:
         batch_dim: int = 0,
         views: int = 1,
     ) -> None:
-        """
-        Args:
-            model: any module; parameters with ``requires_grad`` are trained.
-            loss_reduction: how the loss joins its records; "auto" reads it off the loss and raises where it cannot.
-            memory_budget: bytes of per-example gradients that may be kept; beyond it slower ways need less.
-            batch_dim: the dimension of the model's inputs that holds the records.
-            views: consecutive rows of the batch that are views of one record (augmentation multiplicity): they count as
-                one record, whose loss is their mean or sum as the loss says.
+        """Args:
+        model: any module; parameters with ``requires_grad`` are trained.
+        loss_reduction: how the loss combines its records; "auto" finds out from the loss and raises if it cannot.
+        memory_budget: bytes of per-example gradients that may be kept; beyond that, slower methods are used that need less.
+        batch_dim: the dimension of the model's inputs that holds the records.
+        views: how many consecutive rows of the batch are views of one record (augmentation multiplicity). They count as one
+            record, whose loss is their mean or their sum, whichever the loss takes.
         """
         if loss_reduction not in ("auto", "mean", "sum"):
             raise InputError(f"loss_reduction is 'auto', 'mean' or 'sum', not {loss_reduction!r}.")
@@ -81,8 +95,11 @@ class Engine:
         self._pass: Pass | None = None
         self._doubts: tuple[str, ...] = ()
         self._buffers: list[tuple[str, nn.Module, str]] = []
+        self._extra_modules: list[tuple[str, nn.Module]] = []
+        self._extra: dict[str, list[Any]] = {}
         self._explained: list[tuple[str, str, str, int, str]] | None = None
         self._raised: list[Any] = []
+        self._packings: list[Packing | None] = []
 
     # --- attaching --------------------------------------------------------------------------------------------------
 
@@ -93,7 +110,13 @@ class Engine:
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not parameters:
             raise InputError("The model has no parameter that requires a gradient: nothing can be trained.")
+        for name, parameter in parameters.items():
+            if parameter.is_complex():
+                raise InputError(
+                    f"Parameter '{name}' is complex: train its real and imaginary parts as two parameters."
+                )
         self._recorder = Recorder(parameters)
+        self._recorder.frozen = {p.untyped_storage()._cdata: p for p in self.model.parameters() if not p.requires_grad}
         self._recorder.before_backward = self._look_at_loss  # type: ignore[method-assign]
         self._recorder.before_reading_gradient = self._refuse_reading  # type: ignore[method-assign]
         self._buffers = [
@@ -102,12 +125,19 @@ class Engine:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._extra_modules = [
+            (name, module)
+            for name, module in self.model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        ]
         for name, module in self.model.named_modules():
             own = next((MODULE_RULES[c] for c in type(module).__mro__ if c in MODULE_RULES), None)
             before = self._enter_own(name, module) if own else self._enter(name)
             after = self._leave_own(module, own) if own else self._leave()
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            if isinstance(module, nn.RNNBase) and not own:
+                before, after = self._enter_packed(name, module), self._leave_packed(module)
+            self._handles.append(module.register_forward_pre_hook(OwnHook(before), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(OwnHook(after), with_kwargs=True, always_call=True))
         for name, parameter in parameters.items():
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._guard(name)))
         return self
@@ -130,13 +160,23 @@ class Engine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, the model is an ordinary model: for evaluation, or a generator's step through a discriminator."""
+        """Inside, the model is an ordinary model: for evaluation, or for a generator's step through a discriminator.
+
+        While a batch is out, a backward pass on its records is refused, and so is writing them into the model.
+        """
         handles, paused, listening = self._handles, self._paused, self._recorder.is_listening
+        before = self._pass, self._recorder.current
         self._paused = True
         self._stop()
+        if listening and self._strict:
+            self._pass = Pass(1, MemoryBudget(0), trusting=False, public=True, alone=True)
+            self._recorder.take(self._pass)
+            self._listen()
         try:
             yield
         finally:
+            self._stop()
+            self._pass, self._recorder.current = before
             self._paused = paused
             assert handles is self._handles
             if listening:
@@ -155,11 +195,11 @@ class Engine:
             raise PrivetError(
                 "There are no gradients yet: run the model and loss.backward() while the engine is attached."
             )
-        with torch._C.DisableTorchFunction():  # nothing of what is done here needs to be followed
+        with torch._C.DisableTorchFunction():  # no operation in here needs to be followed
             return self._close()
 
     def _take_whole(self) -> None:
-        """The gradient of a record that was alone is what autograd gave to the parameters."""
+        """Take the gradient of a batch of one record from the parameters, where autograd has put it."""
         assert self._pass is not None
         given = {name: p for name, p in self._recorder.parameters.items() if p.grad is not None}
         if isinstance(self._pass.pending, PrivetError):
@@ -172,8 +212,8 @@ class Engine:
                 parameter.grad = None
 
     def empty(self) -> PerExampleGradients:
-        """The gradients of a batch without records."""
-        return PerExampleGradients(self._recorder, Pass(0, Budget(0)), 1.0)
+        """The gradients of an empty batch."""
+        return PerExampleGradients(self._recorder, Pass(0, MemoryBudget(0)), 1.0)
 
     def _close(self) -> PerExampleGradients:
         assert self._pass is not None
@@ -188,7 +228,7 @@ class Engine:
         if finished.trusting:
             self._stop()
         else:
-            # The body may go on with the batch: it still must not write records into the model.
+            # The loop's body may go on using the batch, but must not write records into the model.
             self._recorder.current = replace(finished, alone=True)
             self.divisors = tuple(finished.divisors)
         finished.closed = True
@@ -200,7 +240,7 @@ class Engine:
         self._explained = [
             (use.module or "(model)", use.kind, use.method, use.kept_bytes(), grade) for use in gradients.uses
         ]
-        # The graph of the forward pass knows the pass, and lives as long as somebody keeps the loss.
+        # The autograd graph refers to the pass, and lives as long as somebody keeps the loss.
         finished.uses.clear()
         finished.received.clear()
         return gradients
@@ -217,27 +257,33 @@ class Engine:
         alone: bool = False,
         strangers: bool = False,
         unseen: str = "",
+        guarded: Iterable[tuple[str, Tensor]] = (),
     ) -> None:
-        """Listen from now on, until `gradients`, to what is done with a batch.
+        """Start listening to what is done with a batch, until `gradients` is called.
 
         Args:
-            batch: its tensors, each with the dimension that holds the records, None where none does.
-            records: how many there are.
-            each: how many consecutive examples belong to each of them: more than one where a record is a user.
+            batch: the tensors of the batch, each with the dimension that holds the records (None if none does).
+            records: the number of records.
+            each: the number of consecutive examples of each record: more than one where a record is a user.
             assume: go on where records are not known to be kept apart; `doubts` says why they are not.
-            alone: the batch is one record. Its gradient is what autograd says, whatever the model does.
-            strangers: a tensor of unknown origin counts as a constant.
-            unseen: what of the records is not followed from the beginning, in words; empty where nothing is.
+            alone: the batch is one record, and its gradient is the one that autograd computes.
+            strangers: treat a tensor of unknown origin as a constant.
+            unseen: describes the part of the batch that cannot be followed; empty if there is none.
+            guarded: further tensors that records must not change, with their names.
         """
         if alone and records > 1:
-            raise InputError(f"A record that is alone comes in a batch of one, not of {records}.")
+            raise InputError(f"With alone=True a batch holds one record, not {records}.")
         if not self._handles:
-            raise PrivetError("The engine is not attached: batches are handed out while it is.")
+            raise PrivetError("The engine is not attached: attach it before you hand out a batch.")
         self._strict = True
         self._refuse_gradient_hooks()
+        self._stop()
+        refuse_other_modes()
         budget = self._new_budget()
         self._open(Pass(records, budget, each, trusting=False, strangers=strangers, assume=assume, alone=alone))
+        self._recorder.guard(guarded)
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
+        self._extra = self._extra_state()
         assert self._pass is not None
         self._pass.escaped = unseen
         self._recorder.hand_out(self._pass, batch)
@@ -245,16 +291,16 @@ class Engine:
         self._listen()
 
     def backward(self, losses: Tensor) -> None:
-        """The backward pass of a vector with one loss for each example of the batch (or several, which add up).
+        """Run the backward pass of a vector of losses: one for each example of the batch, or several, which add up.
 
-        Where a record is a user with several examples, it is the mean over these.
+        The loss of a user with several examples is the mean over these examples.
         """
         if self._pass is None:
-            raise PrivetError("There is no batch whose losses these could be: take it from private.batches().")
+            raise PrivetError("There is no batch that these losses could belong to: take one from private.batches().")
         stride, why = self._recorder.stride(losses), self._recorder.doubt_of(losses)
         at = position(losses.shape, stride, self._pass.records) if stride is not None else None
         if at is None and not self._pass.alone and self._pass.records > 1:
-            because = why or "it is no vector with an entry for each record, as reduction='none' gives it"
+            because = why or "it is not a vector with one entry for each record, as reduction='none' returns it"
             raise UnknownReductionError(f"This is not a loss for each record: {because}.")
         self._as_vector = True
         try:
@@ -267,7 +313,7 @@ class Engine:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Inside, dropout lets everything through, so that two passes can be compared; `put_back` undoes what they did."""
+        """Inside, dropout is off, so that two passes can be compared; afterwards, `put_back` undoes their side effects."""
         self._still = True
         try:
             yield
@@ -279,7 +325,7 @@ class Engine:
             self._recorder.generators.clear()
 
     def put_back(self) -> None:
-        """Give constants and generators that a pass has used while it was still what they had before."""
+        """Restore the constants and generators that passes inside `still` have changed."""
         for generator, state in self._recorder.generators.values():
             generator.set_state(state)
         with torch.no_grad():
@@ -288,39 +334,41 @@ class Engine:
 
     @property
     def uses_generators(self) -> bool:
-        """Whether the last pass has drawn from generators of the user's."""
+        """Whether the last pass has drawn from a generator of the user."""
         return bool(self._recorder.generators)
 
     _still = False
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the records of the last pass may have met, where it went on all the same."""
+        """Why the records of the last pass may have been mixed, where it went on in spite of that."""
         return self._doubts
 
     def set_quiet(self, quiet: bool) -> None:
-        """Look at nothing for a while: this library works, or the optimizer steps."""
+        """Stop listening while this library works or the optimizer steps, and start again afterwards."""
         if quiet:
             self._stop()
         elif self._strict:
             self._listen()
 
     size_divisors: frozenset[float] = frozenset()
-    """By what a sum over the records is divided for each record, where it is: then it is a mean."""
+    """Divisors that are proportional to the number of records, divided by it: a sum that is divided by one of them is a mean.
+    """
     divisors: tuple[float, ...] = ()
     """The numbers by which sums over the records were divided in the last pass, in order."""
     _strict = False
 
-    def know(self, constants: Iterable[Tensor]) -> None:
-        """Tensors that hold no record of any batch: those that were there before the first one."""
+    def know(self, constants: Iterable[Tensor], data: Iterable[int | None] = ()) -> None:
+        """Declare tensors that existed before the first batch as constants, and the memory of the data set as that of records."""
         self._recorder.know(constants)
+        self._recorder.data.update(data)
 
     @contextmanager
     def public(self) -> Iterator[None]:
-        """Inside, gradients reach the parameters as in an ordinary model, and a loss that depends on a batch is refused."""
+        """Inside, gradients reach the parameters as usual, and a loss that depends on a private batch is refused."""
         with self.paused():
             before = self._pass, self._recorder.current
-            self._pass = Pass(0, Budget(0), trusting=False, public=True)
+            self._pass = Pass(0, MemoryBudget(0), trusting=False, public=True)
             self._recorder.take(self._pass)
             self._listen()
             try:
@@ -329,12 +377,12 @@ class Engine:
                 self._stop()
                 self._pass, self._recorder.current = before
 
-    def _new_budget(self) -> Budget:
-        return Budget(DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget)
+    def _new_budget(self) -> MemoryBudget:
+        return MemoryBudget(DEFAULT_MEMORY_BUDGET if self.memory_budget is None else self.memory_budget)
 
     def _open(self, opened: Pass) -> None:
         if self._pass is not None:
-            self._pass.closed = True  # a forward pass that was left without a backward pass
+            self._pass.closed = True  # there was a forward pass without a backward pass
         self._pass = opened
 
     def _listen(self) -> None:
@@ -353,7 +401,7 @@ class Engine:
 
     def _push(self, name: str, inputs: Any) -> None:
         if self._depth == 0 and (self._paused or not torch.is_grad_enabled()):
-            self._depth = -1  # an ordinary forward pass: listen to nothing until it is over
+            self._depth = -1  # an ordinary forward pass: ignore it until it is over
         if self._depth < 0:
             self._ordinary += 1
             return
@@ -365,7 +413,6 @@ class Engine:
     _ordinary = 0
 
     def _leave(self) -> Callable[..., None]:
-        # A function and no method: a copy of the model then does not copy the engine.
         def after(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             self._pop()
 
@@ -388,15 +435,21 @@ class Engine:
     _repeating = False
 
     def _begin(self, inputs: Any) -> None:
-        """The model's outermost forward pass begins."""
+        """Called when the model's outermost forward pass begins."""
         if self._is_recomputing() and self._pass is not None:
+            if self._pass.alone:
+                return  # one record: its gradient is what autograd makes of it
             # Activation checkpointing runs part of the forward pass again; its inputs are known from the first time.
-            if any(t.requires_grad and t.is_leaf and self._recorder.stride(t) is None for t in tensors_in(inputs)):
+            if any(
+                t.requires_grad and t.is_leaf and self._recorder.stride(t) in (None, UNKNOWN)
+                for t in tensors_in(inputs)
+            ):
                 raise self._recorder.refusal(
                     "it is checkpointed with use_reentrant=True, which hides the forward pass; use use_reentrant=False"
                 )
-            self._recorder.listen()
-            self._repeating = True
+            if not self._recorder.is_listening:
+                self._recorder.listen()
+                self._repeating = True
             return
         if self._pass is not None and self._pass.received:
             raise PrivetError(
@@ -404,7 +457,7 @@ class Engine:
                 "pass (add up its losses first), then optimizer.step(); use engine.paused() for passes that train nothing."
             )
         if self._strict:
-            return  # the batch was handed out, and is listened to already
+            return  # a batch was handed out, and the recorder is listening already
         first = next(iter(tensors_in(inputs)), None)
         if first is None or first.ndim <= self.batch_dim:
             raise UnsupportedModelError(
@@ -423,22 +476,28 @@ class Engine:
 
     @staticmethod
     def _is_recomputing() -> bool:
-        """Whether a backward pass is running: then a forward pass is one that activation checkpointing repeats."""
+        """Whether a backward pass is running. Then a forward pass is a repetition for activation checkpointing."""
         return torch._C._current_graph_task_id() != -1
 
     def _look_at_loss(self, roots: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A backward pass begins; its weights, if it is given any, are the argument at `place`."""
+        """Called when a backward pass begins. The weights of the roots, if any are given, are the argument at `place`."""
         if self._pass is None:
             return
         if self._pass.public and any(self._recorder.stride(root) is not None for root in tensors_in(roots)):
-            raise PrivetError(NOT_PUBLIC)
-        if self._paused:
+            if not self._pass.alone:
+                raise PrivetError(NOT_PUBLIC)
+            if place == 1:
+                raise PrivetError(
+                    "A backward pass on records inside private.paused() would train without privacy: there, train on public data "
+                    "only."
+                )
+        if self._paused or (self._pass.alone and self._is_recomputing()):
             return
         self._pass.pending = None
         try:
             self._pass.pending = self._how_it_joins(tensors_in(roots), place, args, kwargs)
         except UnknownReductionError as error:
-            self._pass.pending = error  # it may be of another model: then it does not matter
+            self._pass.pending = error  # only an error if the backward pass reaches this model
         while self._raised:
             self._raised.pop().remove()
         if self._pass.pending == "mean" and self._is_raised(self._pass) and place == 1:
@@ -447,9 +506,10 @@ class Engine:
 
     @staticmethod
     def _is_raised(given: Pass) -> bool:
-        """Whether the gradient of a mean starts at the number of records, so that each record's is that of its own loss.
+        """Whether the gradient of a mean is multiplied by the number of records before it flows back. Then each record gets the
+        gradient of its own loss.
 
-        A mean divides by the size of the batch. In half precision all gradients would then be rounded as that size decides.
+        A mean divides by the size of the batch. In half precision, the size would then decide how all gradients are rounded.
         """
         return not given.trusting and not given.public
 
@@ -469,11 +529,24 @@ class Engine:
         if len(found) > 1:
             raise UnknownReductionError(f"One loss is a mean over the records, another one a sum. {PER_RECORD}")
         if not found:
-            return None  # it uses no record; a gradient that it gives to a parameter is refused there
+            return None  # it depends on no record; the guard refuses any gradient that it gives to a parameter
         given = ("gradient", "grad_tensors", "grad_outputs")
         weights = tensors_in((args[place : place + 1], *(kwargs.get(name) for name in given)))
         if any(self._recorder.stride(tensor) is not None for tensor in weights):
             raise UnknownReductionError(f"backward is given weights that depend on the records. {PER_RECORD}")
+        for root, weight in zip(roots, weights, strict=False):
+            at = position(root.shape, self._recorder.stride(root) or 0, self._pass.records)
+            if at is not None and weight.shape == root.shape and self._recorder.doubt_of_constant(weight, at):
+                raise UnknownReductionError(
+                    f"backward is given a different weight for each place in the batch. {PER_RECORD}"
+                )
+        if self._pass.overwritten and not self._pass.alone:
+            self._pass.doubts[self._pass.overwritten] = None
+            if not self._pass.assume:
+                raise UnknownReductionError(
+                    f"A tensor that the backward pass may use was overwritten through `.data`: {self._pass.overwritten}. Write "
+                    f"into a copy of it."
+                )
         (reduction,) = found
         stated = "auto" if self._as_vector else self.loss_reduction
         if stated not in ("auto", reduction) and self._pass.records > 1:
@@ -484,7 +557,7 @@ class Engine:
         return reduction
 
     def _reduction_of(self, loss: Tensor) -> Reduction | None:
-        """How a loss joins its records: the mark on it says so, since it was followed from the batch."""
+        """How a loss combines its records. Its mark says so, because it was followed from the batch."""
         stride, why = self._recorder.stride(loss), self._recorder.doubt_of(loss)
         if stride is None:
             return None
@@ -515,6 +588,8 @@ class Engine:
             if self._pass is not None and self._pass.alone and self._pass.pending in ("mean", "sum"):
                 return
             parameter.grad = None
+            if self._pass is not None and isinstance(self._pass.pending, PrivetError):
+                raise self._pass.pending  # the loss is refused in any case, and this says why
             raise UnsupportedModelError(
                 f"Parameter '{name}' receives a gradient that belongs to no record: it is used outside the model's forward "
                 f"pass (a penalty in the loss: use the optimizer's weight_decay, or private.public(function)) or by a custom "
@@ -532,12 +607,21 @@ class Engine:
                 )
 
     def drop(self) -> None:
-        """Forget the batch that was handed out, with whatever was done to it."""
+        """Forget the batch that was handed out and everything that was done with it."""
         if self._pass is not None:
             self._pass.closed, self._pass = True, None
 
+    def refuse_records_in(self, kept: Iterable[tuple[str, Tensor]]) -> None:
+        """Raise if one of these tensors, which are given with their names, depends on records."""
+        for name, tensor in kept:
+            mark = mark_of(tensor)
+            if mark is not None and mark.stride is not None:
+                raise UnsupportedModelError(
+                    f"{name} depends on records, outside the clipped gradient. Keep statistics of records out of the optimizer."
+                )
+
     def refuse_changed_buffers(self) -> None:
-        """Raise where a forward pass over records has changed a buffer, which would be released as it is."""
+        """Raise if a forward pass over records has changed a buffer: buffers are released as they are."""
         for name, module, key in self._buffers:
             buffer = module._buffers.get(key)
             if buffer is None or self._recorder.is_changed(buffer):
@@ -546,6 +630,27 @@ class Engine:
                     f"The buffer '{where}' was changed while a private batch was out, outside the clipped gradient. Keep "
                     f"statistics of records out of the model; change buffers inside private.paused()."
                 )
+        for name, state in self._extra_state().items():
+            if state != self._extra.get(name):
+                raise UnsupportedModelError(
+                    f"The extra state of module '{name}' was changed while a private batch was out, outside the clipped "
+                    f"gradient. Keep statistics of records out of the model."
+                )
+
+    def _extra_state(self) -> dict[str, list[Any]]:
+        """What modules add to the ``state_dict`` with a ``get_extra_state`` of their own; tensors as shape, sum and squares."""
+        found = {}
+        for name, module in self._extra_modules:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                leaves = tree_leaves(module.get_extra_state())
+                found[name] = [
+                    (tuple(leaf.shape), float(leaf.double().sum()), float(leaf.double().square().sum()))
+                    if isinstance(leaf, Tensor)
+                    else leaf
+                    for leaf in leaves
+                    if isinstance(leaf, (Tensor, int, float, str, bytes))
+                ]
+        return found
 
     # --- modules with a rule of their own ---------------------------------------------------------------------------
 
@@ -570,11 +675,38 @@ class Engine:
 
         return after
 
+    # --- recurrent layers, which may be given packed sequences -------------------------------------------------------
+
+    def _enter_packed(self, name: str, module: nn.RNNBase) -> Callable[..., Any]:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._push(name, (args, kwargs))
+            packing = packing_of(self._recorder, args) if self._recorder.is_listening else None
+            self._packings.append(packing)
+            if packing is None:
+                return None
+            self._recorder.enter_packed(packing.lengths)
+            return (packing.turned(module.batch_first), *args[1:]), kwargs
+
+        return before
+
+    def _leave_packed(self, module: nn.RNNBase) -> Callable[..., Any]:
+        def after(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+            packing = self._packings.pop() if self._packings else None
+            try:
+                if packing is not None:
+                    self._recorder.leave_packed()
+                    return out if out is None else packed_again(out, packing, module)
+            finally:
+                self._pop()
+            return out
+
+        return after
+
     # --- explaining -------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """A table of the last physical batch: layer, rule, how its norms were computed, what was kept in memory, and how it is
-        known that a record's gradient is its own: followed, alone, or assumed (`doubts` says why)."""
+        """A table of the last physical batch. For each layer: its rule, how its norms were computed, the memory it kept, and
+        how it is known that a record's gradient is its own: followed, alone, or assumed (`doubts` says why)."""
         if self._explained is None:
             raise PrivetError("Nothing to explain yet: run one batch through the engine first.")
         rows = [("layer", "rule", "norms", "kept", "records")]

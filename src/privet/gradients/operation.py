@@ -1,4 +1,7 @@
-"""An intercepted operation, as a rule sees it, and the registry of rules."""
+"""Rules for operations and modules: how they are registered, and what a rule is given.
+
+A tap is an identity node in the autograd graph that hands the gradient flowing through it to a rule.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,92 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from privet.errors import PrivetError
 from privet.gradients.following import Moved, follow
-from privet.gradients.layout import UNKNOWN, position
-from privet.gradients.tap import Receive
-from privet.gradients.use import Use
+from privet.gradients.marks import UNKNOWN, position
+from privet.gradients.use import MemoryBudget, Use
 
 if TYPE_CHECKING:
     from privet.gradients.recorder import Recorder
+
+Receive = Callable[[tuple[Tensor, ...], Tensor], None]
+"""Called in the backward pass with what was saved and the gradient of the tapped tensor."""
+
+_ANCHOR = torch.empty((), requires_grad=True)
+"""Makes a tapped tensor part of the graph even if no input requires a gradient, so that the first layer of a network need not
+compute a gradient of its input. It never receives a gradient itself."""
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, _anchor: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
+        # With save_for_backward, activation checkpointing also applies to the tensors that we keep, and autograd notices
+        # if somebody changes them in place.
+        ctx.save_for_backward(*saved)
+        ctx.receive = receive
+        # An alias and not a view, so that an in-place activation after it stays legal.
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        saved = ctx.saved_tensors  # read once, because activation checkpointing recomputes them here
+        ctx.receive(saved, grad)
+        return grad, None, None, *(None for _ in saved)
+
+
+def tap(out: Tensor, receive: Receive, *saved: Tensor) -> Tensor:
+    """`out`, with `receive` called when the backward pass reaches it."""
+    tapped: Tensor = _apply(_Tap)(out, _ANCHOR, receive, *saved)
+    return tapped
+
+
+class _Copies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
+        ctx.receive = receive
+        return tensor.expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        ctx.receive((), grad)
+        return None, None, None, None
+
+
+def copies(tensor: Tensor, shape: tuple[int, ...], receive: Receive) -> Tensor:
+    """`tensor` expanded to `shape`; `receive` gets the gradient of the expanded tensor, not its sum."""
+    expanded: Tensor = _apply(_Copies)(_ANCHOR, tensor.detach(), shape, receive)
+    return expanded
+
+
+def _refuse_second_derivatives() -> None:
+    """Raise because second derivatives would bypass the tap. This check is cheaper and earlier than ``once_differentiable``."""
+    if torch.is_grad_enabled():
+        raise PrivetError(
+            "A backward pass with create_graph=True went through the model: the engine has no second derivatives. Take a "
+            "gradient penalty inside engine.paused()."
+        )
+
+
+def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without its support for ``torch.func``, which takes longer than the tap itself."""
+    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return applied
+
 
 Rule = Callable[["Operation"], Any]
 
 RULES: dict[str, Rule] = {}
 """The rule for each operation of torch, by the operation's name."""
 REFUSED: dict[str, str] = {}
-"""Why an operation on records is refused even where no parameter of it is trained, by the operation's name."""
+"""Why an operation on records is refused even if none of its parameters is trained, by the operation's name."""
 
 
 def operation(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for torch operations: it returns the operation's result, recorded with ``op.record``."""
+    """Register a rule for torch operations. It returns the operation's result, recorded with ``op.record``."""
 
     def register(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, rule))
@@ -61,11 +130,11 @@ class Operation:
         return isinstance(value, Tensor) and self.recorder.tracks(value)
 
     def stride(self, tensor: Tensor) -> int:
-        """Where the records are in a batched tensor; raises where that is not known."""
+        """Where the records are in a batched tensor; raises if that is not known."""
         return self.recorder.known_stride(tensor, self.name)
 
     def stride_after(self, source: Tensor, out: Tensor) -> int:
-        """Where the records are in `out`, which this operation made of `source`."""
+        """Where the records are in `out`, which this operation computed from `source`."""
         stride = self.stride(source)
         moved = Moved(self.args, self.kwargs, source, stride, ((source, stride),), out, self.records)
         after = follow(self.name, moved)
@@ -74,9 +143,9 @@ class Operation:
         return after
 
     def record(self, out: Tensor, use: Use, *saved: Tensor, stride: int | None = None) -> Tensor:
-        """`out`, tapped: in the backward pass `use` receives what was saved and the gradient of `out`.
+        """`out`, tapped: in the backward pass `use` receives the saved tensors and the gradient of `out`.
 
-        Where the rule knows the stride of the records in `out` already, it need not be found again.
+        `stride` says where the records are in `out`, if the rule knows it already.
         """
         tapped = self.recorder.record(out, use, saved)
         if stride is not None:
@@ -84,7 +153,7 @@ class Operation:
         return tapped
 
     def receiver(self, use: Use) -> Receive:
-        """What an ``autograd.Function`` calls in its backward pass so that `use` receives its inputs and gradient."""
+        """The function that an ``autograd.Function`` calls in its backward pass to give `use` its inputs and gradient."""
         return self.recorder.receiver(use)
 
     def copies(self, tensor: Tensor, shape: tuple[int, ...], use: Use) -> Tensor:
@@ -92,7 +161,7 @@ class Operation:
         return self.recorder.copies(tensor, shape, use)
 
     def derive(self, compute: Callable[[], Tensor], *sources: Tensor) -> Tensor:
-        """A tensor computed from tracked tensors alone; it can stand in a slot as a parameter does."""
+        """A tensor computed from tracked tensors alone; it can be in a slot like a parameter."""
         with torch.enable_grad():
             tensor = compute()
         self.recorder.note_derived(tensor, sources)
@@ -104,7 +173,73 @@ class Operation:
         return Operation(self.recorder, name, func, args, kwargs)
 
     def generic(self) -> Any:
-        """What happens to an operation that no rule covers: per-example gradients by ``torch.func``."""
+        """Handle an operation that has no rule: per-example gradients by ``torch.func``."""
         from privet.gradients.rules.generic import generic
 
         return generic(self)
+
+
+PerExample = Callable[[Any, tuple[Tensor, ...], Tensor], dict[str, Tensor]]
+"""``(module, inputs, grad_output) -> {parameter name: per-example gradients}``, records in front."""
+
+MODULE_RULES: dict[type[nn.Module], OwnRule] = {}
+
+
+def rule(kind: type[nn.Module]) -> Callable[[PerExample], PerExample]:
+    """Register the per-example gradients of a module class:
+
+        @privet.gradients.rule(Scale)
+        def scale(module, inputs, grad_output):
+            return {"factor": (inputs[0] * grad_output).flatten(1).sum(1)}
+
+    The function returns, for every trainable parameter of the module, the gradient of each record's loss: a tensor of
+    shape ``(records, *parameter.shape)``. The module's output must be one tensor with the records in front.
+    """
+
+    def register(per_example: PerExample) -> PerExample:
+        MODULE_RULES[kind] = OwnRule(kind.__name__, per_example)
+        return per_example
+
+    return register
+
+
+@dataclass(frozen=True)
+class OwnRule:
+    name: str
+    per_example: PerExample
+
+    def record(self, recorder: Recorder, module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        slots = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not slots:
+            return out
+        tensors = tuple(t for t in inputs if isinstance(t, Tensor))
+        use = Own(recorder.module, recorder.records, dict(slots))
+        use.rule, use.owner = self, module
+        recorder.set_stride_like(out, tensors)
+        tapped = recorder.record(out, use, tensors)
+        recorder.set_stride_like(tapped, tensors)
+        return tapped
+
+
+class Own(Use):
+    rule: OwnRule
+    owner: nn.Module
+
+    @property
+    def kind(self) -> str:
+        return f"{self.rule.name} (own rule)"
+
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
+        from privet.errors import PrivetError
+
+        formed = self.rule.per_example(self.owner, saved, grad)
+        for name, tensor in self.slots.items():
+            expected = (self.records, *tensor.shape)
+            if name not in formed or tuple(formed[name].shape) != expected:
+                found = tuple(formed[name].shape) if name in formed else "nothing"
+                raise PrivetError(
+                    f"The rule for {self.rule.name} (module '{self.module}') returned {found} for '{name}'; "
+                    f"it must return per-example gradients of shape {expected}."
+                )
+        budget.take(self.instance_bytes())
+        self.hold({name: formed[name] for name in self.slots})

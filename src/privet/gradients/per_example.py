@@ -1,40 +1,105 @@
-"""The gradients of every record of one physical batch, held in whatever form is cheapest."""
+"""The gradients of every record of one physical batch, kept in the cheapest form."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from privet.errors import PrivetError
 from privet.gradients.marks import Pass
-from privet.gradients.norms import scaled_squared_norms, squared_norms
-from privet.gradients.placed import Placed
+from privet.gradients.numerics import add_weighed, scaled_squared_norms, squared_norms
 from privet.gradients.recorder import Recorder
-from privet.gradients.use import CHUNK_BYTES, Budget, Use
-from privet.gradients.weighing import add_weighed
+from privet.gradients.use import CHUNK_BYTES, MemoryBudget, Use
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A parameter, or a view of one that shows no number twice: transposed, reshaped, or a part."""
+
+    name: str
+    parameter: Tensor
+    tensor: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor, name: str, parameter: Tensor) -> Placed | None:
+        """`tensor` as a view of the parameter; None if it is not one.
+
+        A tensor in a parameter's memory has the parameter's numbers in another order, because arithmetic needs new memory.
+        """
+        if tensor is parameter:
+            return cls(name, parameter, tensor)
+        shares = tensor.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+        if not shares or tensor.dtype != parameter.dtype or not _is_dense(parameter):
+            return None
+        return cls(name, parameter, tensor) if _shows_each_once(tensor) else None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.tensor.numel() == self.parameter.numel()
+
+    def put(self, gradient: Tensor, *, batched: bool = False) -> Tensor:
+        """Turn the gradient of the tensor (or one for each record) into the gradient of the parameter."""
+        if self.tensor is self.parameter:
+            return gradient
+        p, records = self.parameter, (len(gradient),) if batched else ()
+        outer = (p.numel(),) if batched else ()
+        whole = torch.empty_strided(
+            (*records, *p.shape), (*outer, *p.stride()), dtype=gradient.dtype, device=gradient.device
+        ).zero_()
+        self._within(whole, records, outer).copy_(gradient)
+        return whole
+
+    def take(self, values: Tensor) -> Tensor:
+        """Select those values, given for all numbers of the parameter, that belong to the tensor."""
+        if self.tensor is self.parameter:
+            return values
+        p = self.parameter
+        whole = torch.empty_strided(p.shape, p.stride(), dtype=values.dtype, device=values.device).copy_(values)
+        return self._within(whole, (), ())
+
+    def _within(self, whole: Tensor, records: tuple[int, ...], outer: tuple[int, ...]) -> Tensor:
+        t = self.tensor
+        offset = t.storage_offset() - self.parameter.storage_offset()
+        return whole.as_strided((*records, *t.shape), (*outer, *t.stride()), offset)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return span == tensor.numel() and _shows_each_once(tensor)
+
+
+def _shows_each_once(tensor: Tensor) -> bool:
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return tensor.numel() > 0
+
 
 Group = tuple[tuple[Use, str, Tensor], ...]
-"""Uses, with a slot and the tensor in it, that share a parameter."""
+"""Uses that share a parameter, each with its slot and the tensor in it."""
 
 _UNIT = 2.0**-24
-"""This part of what the uses of a shared parameter add up is added to its norm: where they cancel, their sums over the
-batch, which are taken one by one, are still large, and are rounded."""
+"""This fraction of the summed norms of a shared parameter's uses is added to its norm. Where the uses cancel, their sums over
+the batch, which are computed one by one, are still large and rounded."""
 
 
 class PerExampleGradients:
-    """Gradients of the records' losses: their norms, and their sum with weights that depend on the norms.
+    """The gradients of the records' losses: their norms, and their sum with weights that depend on the norms.
 
-    Formal guarantees: with ``g[i][name]`` the gradient of record i's own loss, `squared_norms` returns ``|g[i][name]|^2``
-    and ``weighted_sum(w)`` returns the sum over i of ``w[name][i] * g[i][name]``. All uses of a parameter count, tied
-    or repeated ones with their cross terms. A record whose gradient is not finite anywhere has norm zero and
-    contributes zero everywhere; `bad` says which.
+    Formal guarantees: with ``g[i][name]`` the gradient of record i's own loss, `squared_norms` returns ``|g[i][name]|^2`` and
+    ``weighted_sum(w)`` returns the sum over i of ``w[name][i] * g[i][name]``. All uses of a parameter count; tied or repeated
+    ones with their cross terms. A record whose gradient is not finite somewhere has norm zero and contributes zero everywhere;
+    `bad` tells which records these are.
 
-    Norms, weights and sums are float64. A norm may be a little too large and is never too small by more than 1e-5 of itself
-    for what the record adds to a weighted sum, rounding included.
+    Norms, weights and sums are float64. A norm may be slightly too large. It is too small for what the record adds to a weighted
+    sum by at most a factor of 1 + 1e-5, rounding included.
     """
 
     def __init__(self, recorder: Recorder, finished: Pass, scale: float) -> None:
@@ -42,18 +107,18 @@ class PerExampleGradients:
         self.names = tuple(recorder.parameters)
         self._parameters = recorder.parameters
         self._scale = scale
-        """What turns the gradient of the batch's loss into gradients of the records' own losses."""
+        """The factor between the gradient of the batch's loss and the gradients of the records' own losses."""
         self.uses = tuple(_joined(finished.received, finished.budget))
         self._sources_of = recorder.sources
         self._sources = {use: {slot: recorder.sources(t) for slot, t in use.slots.items()} for use in self.uses}
         """For each use and slot, the names of the parameters behind it."""
         self._placed = {id(t): self._place(t) for use in self.uses for t in use.slots.values()}
-        """The tensors in slots that are parameters or views of them; the others were computed by real arithmetic."""
+        """The tensors in slots that are parameters or views of them; the others were computed from parameters."""
         self._groups = tuple(self._find_groups())
         self._formed_again: list[Group] = []
-        """The groups of which the weighted sum is taken of what was measured, formed a second time."""
+        """The groups whose weighted sum is computed from the measured gradients, which are formed a second time for it."""
         self._norms: tuple[dict[str, Tensor], Tensor] | None = None
-        """Squared norms for each parameter in use, before they are scaled, and scaled ones of the whole gradients."""
+        """Unscaled squared norms for each parameter in use, and scaled squared norms of the whole gradients."""
         self._bad: Tensor | None = None
         self._spent = False
 
@@ -104,13 +169,13 @@ class PerExampleGradients:
     def weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, last: bool = False) -> dict[str, Tensor]:
         """For each parameter, the sum over the records of weight times gradient.
 
-        With `last` each layer's gradients are forgotten as soon as they are summed, so that their memory can hold the
-        sums; nothing can be asked afterwards.
+        With `last`, each layer's gradients are freed as soon as they are summed, so that their memory can hold the sums.
+        Afterwards these gradients can no longer be used.
         """
         self._check_held()
-        self._measured()  # finds the records that must not take part
+        self._measured()  # finds the records that must not contribute
         by_name = dict.fromkeys(self.names, weights) if isinstance(weights, Tensor) else weights
-        # Names that shared a weight still do: what they share is computed once.
+        # Names that share a weight tensor still share it afterwards, so that common work is done once.
         distinct = {id(weight): weight for weight in by_name.values()}
         once = {key: weight.double() * self._scale for key, weight in distinct.items()}
         scaled = {name: once[id(weight)] for name, weight in by_name.items()}
@@ -124,6 +189,7 @@ class PerExampleGradients:
                 self._spent, self.uses, self._groups, self._formed_again = True, (), (), []
             while uses:
                 use = uses.popleft()
+                use.weighed_alike = len(once) == 1
                 self._add_weighted(use, [slot for slot in use.slots if (use, slot) not in done], scaled, total)
                 if last:
                     del self._sources[use], use
@@ -172,12 +238,14 @@ class PerExampleGradients:
 
     def _check_held(self) -> None:
         if self._spent:
-            raise PrivetError("These gradients were summed for the last time already: clip each batch once.")
+            raise PrivetError(
+                "These gradients were already summed with last=True, which frees them: clip each batch once."
+            )
 
-    # --- how --------------------------------------------------------------------------------------------------------
+    # --- how it is computed -------------------------------------------------------------------------------------------
 
     def _find_groups(self) -> Iterable[Group]:
-        """Uses that must be added up before their norm is taken: those that share a parameter."""
+        """Groups of uses that share a parameter: their gradients are added up before their norm is taken."""
         behind = [name for slots in self._sources.values() for names in slots.values() for name in names]
         if len(set(behind)) == len(behind) == sum(map(len, self._sources.values())):  # nothing is shared
             return [((use, slot, tensor),) for use in self.uses for slot, tensor in use.slots.items()]
@@ -214,7 +282,7 @@ class PerExampleGradients:
         return norms
 
     def _divided(self) -> tuple[dict[Use, dict[str, Placed]], list[Group]]:
-        """The slots that hold a whole parameter which is used once, by use; and the groups that have to be added up."""
+        """The slots of each use that hold a whole parameter which is used only once, and the groups that have to be added up."""
         alone: dict[Use, dict[str, Placed]] = defaultdict(dict)
         shared = []
         for group in self._groups:
@@ -240,8 +308,8 @@ class PerExampleGradients:
         return norms
 
     def _slack(self, group: Group) -> Tensor | None:
-        """How far what a record adds through all uses of a group can be from what is measured, as a norm; None where the sum
-        has to be taken of the very numbers that were measured, because that is not known."""
+        """A bound on the norm of the difference between what a record adds through all uses of a group and what is measured.
+        None if no bound is known: then the sum must be taken of the measured numbers."""
         total = torch.zeros(self.records, dtype=torch.float64)
         for use, slot, tensor in group:
             rounding = use.rounding(slot)
@@ -251,8 +319,8 @@ class PerExampleGradients:
         return total
 
     def _formed(self, group: Group) -> Iterator[tuple[slice, dict[str, Tensor], Tensor]]:
-        """Per-example gradients of a group's parameters, chunk by chunk, added up over the uses; and the sums of the norms of
-        what was added up. Where only two are added, the result is rounded once, and else the sum is in float64."""
+        """Per-example gradients of a group's parameters, chunk by chunk, added up over the uses, and the sums of the norms of
+        the addends. A sum of two is rounded once; a sum of more is float64."""
         size = max(sum(tensor.numel() * tensor.element_size() for _, _, tensor in group), 1)
         step = max(CHUNK_BYTES // size, 1)
         for start in range(0, self.records, step):
@@ -268,7 +336,7 @@ class PerExampleGradients:
             yield rows, total, lengths
 
     def _pull_back(self, tensor: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        """From the gradients of a tensor computed from parameters to the gradients of those parameters."""
+        """Turn the gradients of a tensor computed from parameters into gradients of these parameters."""
         placed = self._placed[id(tensor)]
         if placed is not None:
             return {placed.name: placed.put(gradient, batched=True)}
@@ -284,7 +352,7 @@ class PerExampleGradients:
         return {n: g for (n, _), g in zip(parameters, pulled, strict=True) if g is not None}
 
     def _add_measured(self, group: Group, weights: dict[str, Tensor], total: dict[str, Tensor]) -> None:
-        """Add a group's weighted sum, of the same numbers whose norms were taken."""
+        """Add a group's weighted sum, taken of the numbers whose norms were measured."""
         for rows, gradients, _ in self._formed(group):
             for name, gradient in gradients.items():
                 if name not in total:
@@ -307,8 +375,8 @@ def _nothing(parameter: Tensor) -> Tensor:
     return torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
 
 
-def _joined(uses: Sequence[Use], budget: Budget) -> list[Use]:
-    """The uses, with those that do the same with the same parameters joined into one where their rule can."""
+def _joined(uses: Sequence[Use], budget: MemoryBudget) -> list[Use]:
+    """The uses, with uses of the same kind and the same parameters joined into one if their rule can do that."""
     alike: dict[tuple[object, ...], list[Use]] = defaultdict(list)
     for use in uses:
         alike[type(use), *use.slots, *map(id, use.slots.values())].append(use)

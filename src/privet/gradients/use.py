@@ -1,4 +1,4 @@
-"""One use of parameters by one operation of the forward pass, and the per-example gradients that it earns."""
+"""One use of parameters by one operation of the forward pass, and the per-example gradients that come from it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import scaled_squared_norms, squared_norms
-from privet.gradients.weighing import add_weighed, weigh
+from privet.gradients.numerics import add_weighed, scaled_squared_norms, squared_norms, weigh
 
 CHUNK_BYTES = 32 * 2**20
-"""Per-example gradients that are not kept are formed in chunks of about this size: a fresh large buffer costs page
-faults, a reused small one does not."""
+"""Per-example gradients that are not kept are formed in chunks of about this size: a fresh large buffer costs page faults, a
+small reused one does not."""
 
 
 @dataclass
-class Budget:
+class MemoryBudget:
     """How many bytes of per-example gradients may be kept until the clipping factors are known."""
 
     left: float
@@ -30,19 +29,23 @@ class Budget:
 
 
 class Use:
-    """What one operation did with parameters. A rule is a subclass with `receive` and, where it keeps its inputs, `form`.
+    """What one operation did with parameters. A rule is a subclass with `receive` and, if it keeps its inputs, `form`.
 
-    Formal guarantees: after `receive`, ``instantiate(rows)[slot]`` is the gradient of each record's loss with respect
-    to the tensor in that slot through this operation; `squared_norms` and `weighted_sum` are that gradient's squared
-    norms and its sum with weights, however a rule computes them. What a record adds to the weighted sum is never longer
-    than its weight times the root of its squared norm, but for 1e-5 of it: either the norm was taken of the very numbers
-    that are summed, or it is enlarged by what rounding can do to them. Sums and weights are float64.
+    Formal guarantees: after `receive`, ``instantiate(rows)[slot]`` is the gradient of each record's loss with respect to the
+    tensor in that slot through this operation. `squared_norms` and `weighted_sum` are the squared norms and the weighted sum of
+    these gradients, however a rule computes them. The norm of what a record adds to the weighted sum exceeds its weight times
+    the root of its squared norm by at most a factor of 1 + 1e-5: either the norm was taken of the very numbers that are summed,
+    or it is enlarged by a bound on their rounding. Sums and weights are float64.
     """
 
     per_record: tuple[str, ...] = ()
-    """The names of the attributes whose first dimension is the record: what a rule keeps until the weights are known."""
+    """The names of the attributes whose first dimension is the record: the tensors that a rule keeps until the weights are
+    known."""
     chunk_bytes = CHUNK_BYTES
-    """How much `form` forms at a time. The norms and the sum take the same chunks, so that they see the same numbers."""
+    """The size of the chunks that `form` is given. The norms and the sum use the same chunks, so that they see the same
+    numbers."""
+    weighed_alike = False
+    """Whether all parameters of all uses have the same weights in the current weighted sum."""
 
     def __init__(self, module: str, records: int, slots: dict[str, Tensor]) -> None:
         self.module = module
@@ -52,20 +55,21 @@ class Use:
         self.method = ""
         """How the norms are computed; set by `receive`, shown by ``engine.explain()``."""
         self.gradients: dict[str, Tensor] | None = None
-        """The per-example gradients, where they are kept."""
+        """The per-example gradients, if they are kept."""
         self.norms: dict[str, Tensor] = {}
-        """Their squared norms, where they were taken while the gradients were still in the cache."""
+        """Their squared norms, if they were computed while the gradients were still in the cache."""
 
     @property
     def kind(self) -> str:
         return type(self).__name__
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         """Take the saved inputs and the gradient of the output; called in the backward pass."""
         raise NotImplementedError(self.kind)
 
-    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
-        """One use in the place of this one and others with the same slots (a layer called often), where there is one."""
+    def join(self, others: Sequence[Use], budget: MemoryBudget) -> Use | None:
+        """One use that replaces this one and others with the same slots (a layer that is called often); None if the rule has
+        none."""
         return None
 
     def form(self, rows: slice) -> dict[str, Tensor]:
@@ -73,7 +77,7 @@ class Use:
         raise NotImplementedError(self.kind)
 
     def form_squared_norms(self) -> dict[str, Tensor]:
-        """The squared norms from what is kept; a rule overrides it where there is a shorter way than `form`."""
+        """The squared norms; a rule overrides this if it has a faster way than `form`."""
         found: dict[str, list[Tensor]] = {name: [] for name in self.slots}
         for rows in self.chunks():
             for name, gradients in self.form(rows).items():
@@ -81,7 +85,7 @@ class Use:
         return {name: torch.cat(parts) for name, parts in found.items()}
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weighted sum from what is kept; a rule overrides it where there is a shorter way than `form`."""
+        """The weighted sum; a rule overrides this if it has a faster way than `form`."""
         total = {n: torch.zeros(t.shape, dtype=torch.float64, device=t.device) for n, t in self.slots.items()}
         for rows in self.chunks():
             for name, gradients in self.form(rows).items():
@@ -89,7 +93,7 @@ class Use:
         return total
 
     def hold(self, gradients: dict[str, Tensor], method: str = "instances") -> None:
-        """Keep formed per-example gradients; what they were formed from can go."""
+        """Keep per-example gradients; the tensors that they were formed from are no longer needed."""
         self.gradients, self.method = gradients, method
 
     def instantiate(self, rows: slice) -> dict[str, Tensor]:
@@ -116,8 +120,8 @@ class Use:
         return {name: weigh(gradients, weights[name]) for name, gradients in self.gradients.items()}
 
     def rounding(self, slot: str) -> Tensor | None:
-        """For each record, how far what it adds to the weighted sum can be from its weight times `instantiate`, as a
-        norm and for a weight of 1; None where that is not known."""
+        """For each record, a bound on the norm of the difference between what it adds to the weighted sum and `instantiate`,
+        for a weight of 1; None if no bound is known."""
         return None if self.gradients is None else torch.zeros(self.records, dtype=torch.float64)
 
     def drop(self, bad: Tensor) -> None:
@@ -130,11 +134,11 @@ class Use:
                 setattr(self, name, _without(kept, bad))
 
     def instance_bytes(self) -> int:
-        """What keeping the per-example gradients of every record would take."""
+        """The memory that the per-example gradients of all records would take."""
         return self.records * sum(t.numel() * t.element_size() for t in self.slots.values())
 
     def kept_bytes(self) -> int:
-        """What this use keeps between the backward pass and the sum."""
+        """The memory that this use takes between the backward pass and the sum."""
         kept = list((self.gradients or {}).values()) + [getattr(self, name, None) for name in self.per_record]
         return sum(t.numel() * t.element_size() for t in kept if isinstance(t, Tensor))
 

@@ -9,32 +9,311 @@ that is the price of the idea.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from privet.data import Split
+from privet.audit import Audit, ClopperPearson, SampledStep, mechanism
+from privet.audit.bounds import TwoSampleBound
+from privet.clipping.bounded import clipped_rows
+from privet.data import Progress, Split
 from privet.errors import InputError
-from privet.methods.adversarial import balanced_labels, game_randomness, generate
-from privet.methods.dp_pca import private_components
-from privet.methods.noise_layer_gan import PublishedNoiseLayerGan
-from privet.methods.noisy_rows import SCHEMES, NoisyRows, calibrated_rows, row_sampling
-from privet.methods.row_game import Layout, Maker, RowGame
-from privet.methods.statistics import private_mean
-from privet.methods.synthetic import OnStep, Order, Synthesizer, Synthetic
-from privet.models.dense_gan import DenseGenerator, SpanGenerator
-from privet.models.embeddings import Directions, random_convolutions, scattering_projection
-from privet.privacy import Budget, Gaussian, Ledger, Relation, steps_of
+from privet.methods.dpgan import balanced_labels, called_made, called_real, draw_labels, game_randomness, generate
+from privet.methods.method import Context, Power, Ran, Task, register
+from privet.methods.recipe import kind_of
+from privet.methods.statistics import private_components, private_mean
+from privet.methods.synthetic import OnStep, Order, Synthetic, SyntheticMethod
+from privet.models.features import FixedProjection, random_convolutions, scattering_projection
+from privet.models.gans import DenseGenerator, SpanGenerator, dense_discriminator
+from privet.noise import GaussianNoise
+from privet.privacy import (
+    Budget,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    Ledger,
+    PaddedPoisson,
+    Relation,
+    steps_of,
+)
+from privet.privacy.events import NOTHING, tally
 from privet.randomness import Randomness
+from privet.sampling import FixedSizeSampling, PaddedPoissonSampling
+from privet.sampling.samplers import EMPTY
+from privet.training import Average, BudgetExhausted
+from privet.training.blocks import Blocks
+from privet.training.checkpoint import Stateful, digest
+from privet.training.identity import plain
+
+SCHEMES = {"padded": Relation.ADD_REMOVE, "fixed": Relation.REPLACE_ONE}
+"""How rows are sampled, and for which relation that is accounted."""
+_OVERFLOW_SHARE = 1e-3
+"""At most this part of delta is the probability that a batch has more records than rows."""
+
+_SECONDS = 10.0
+"""Time between two savings of the game, at least."""
+
+RowSampling = FixedSizeSampling | PaddedPoissonSampling
+
+
+@dataclass(frozen=True)
+class NoisyRows:
+    """`steps` batches of rows, each row clipped to norm `bound`, plus N(0, (noise_multiplier * bound)^2) on every coordinate.
+
+    Formal guarantees: everything that is yielded costs `event`, under `relation`. With padded Poisson sampling, adding or
+    removing a record changes one row, from nothing to at most `bound`; the number of records in a batch is not seen, since
+    empty rows look like noise, as all do. With samples of fixed size, replacing a record changes one row by at most twice
+    `bound`. Rows come in random order, which both ask for. Plain Poisson sampling would show how many rows there are, and earns
+    no amplification.
+    """
+
+    sampling: RowSampling
+    noise_multiplier: float
+    steps: int
+    bound: float = 1.0
+
+    @property
+    def relation(self) -> Relation:
+        return SCHEMES["fixed" if isinstance(self.sampling, FixedSizeSampling) else "padded"]
+
+    @property
+    def event(self) -> Event:
+        return self.sampling.event(Gaussian(self.noise_multiplier)) * self.steps
+
+    @property
+    def filled(self) -> float:
+        """The expected part of the rows that hold a record; public."""
+        if isinstance(self.sampling, FixedSizeSampling):
+            return 1.0
+        return self.sampling.rate * self.sampling.records / self.sampling.rows
+
+    def release(self, embeddings: Tensor, ledger: Ledger, randomness: Randomness) -> Iterator[Tensor]:
+        """The batches, each of ``(rows, d)``; the whole of `event` is in the ledger before the first is drawn.
+
+        Args:
+            embeddings: ``(N, d)``, each computed from its record alone. A label belongs into it, also where labels are public:
+                beside the row it would tell who can be in it, which takes away the amplification by sampling.
+            ledger: with the relation of the sampling.
+            randomness: of sampling, order and noise.
+        """
+        if ledger.relation is not self.relation:
+            raise InputError(f"Such rows are accounted for {self.relation.value}; the ledger is for {ledger.relation}.")
+        ledger.require_unit("record")
+        ledger.record(self.event)
+        noise = GaussianNoise(self.noise_multiplier)
+        for _ in range(self.steps):
+            drawn = self.sampling.draw(len(embeddings), randomness.sampling)
+            places = (drawn != EMPTY).nonzero().flatten()
+            bounded = clipped_rows(embeddings[drawn[places]], places, self.sampling.rows, self.bound)
+            yield noise.add(bounded, randomness.noise)["rows"].to(embeddings.dtype)
+
+    def imitate(self, embeddings: Tensor) -> Tensor:
+        """Rows of made examples as those of records look: clipped, left empty as often, with the same noise.
+
+        Not private and in need of none: what is given was made. Gradients go through it.
+        """
+        norms = embeddings.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        clipped = embeddings * (self.bound / norms).clamp(max=1.0)
+        held = torch.rand(len(clipped), 1) < self.filled
+        rows: Tensor = clipped * held + torch.randn_like(clipped) * (self.noise_multiplier * self.bound)
+        return rows
+
+
+# --- the audit of rows --------------------------------------------------------------------------------------------------
+
+WIDTH, OTHERS, SAMPLES = 4, 3, 4
+"""Coordinates of a row, records beside the canary, and samples that count how often it is drawn, for each draw of a batch."""
+FEWER = 4
+"""Batches that are drawn one by one are this many times fewer than sums."""
+
+
+def audit_rows(
+    plan: NoisyRows,
+    *,
+    delta: float = 1e-5,
+    draws: int = 8000,
+    confidence: float = 0.99,
+    seed: int = 0,
+    **settings: Any,
+) -> Audit:
+    """Audit one batch of noisy rows: the attacker sees all of them, and chose a record whose row is far above the bound.
+
+    Formal guarantees: the claim is the event of one batch. For padded Poisson samples the draws count how often the record is
+    drawn, and separately audit batches in which it takes part (`privet.audit.SampledStep`). For samples of a fixed size the
+    record is replaced by the opposite one, and Clopper-Pearson counts.
+    """
+    one, sampling = replace(plan, steps=1), plan.sampling
+    padded = isinstance(sampling, PaddedPoissonSampling)
+    others = min(OTHERS, sampling.rows - 1)
+    records = others + 1 if padded else sampling.records
+    rows = torch.zeros(records, WIDTH)
+    rows[:others, 1 : others + 1] = 0.4 * plan.bound * torch.eye(others)
+    rows[-1] = torch.tensor([1e3 * plan.bound, *[0.0] * (WIDTH - 1)])
+    bound: TwoSampleBound = ClopperPearson(delta, confidence)
+    if isinstance(sampling, PaddedPoissonSampling):
+        generator, samples = torch.Generator().manual_seed(seed), SAMPLES * draws
+        times = sum(bool((sampling.draw(records, generator) == others).any()) for _ in range(samples))
+        bound = SampledStep.drawn(times, samples, delta, confidence, gaussian=True)
+        one = replace(one, sampling=replace(sampling, rate=1.0))
+        neighbor = rows[:-1]
+    else:
+        neighbor = torch.cat([rows[:-1], -rows[-1:]])
+
+    def release(embeddings: Tensor, generator: torch.Generator) -> Tensor:
+        ledger = Ledger(relation=one.relation)
+        (released,) = one.release(embeddings, ledger, Randomness(generator, generator, seed))
+        return released
+
+    def score(released: Tensor) -> float:
+        """How much more likely some row is the canary's than empty, or than the opposite one's."""
+        seen = released[:, 0].double() / plan.bound / plan.noise_multiplier**2
+        return float(seen.logsumexp(0) - (0 if padded else (-seen).logsumexp(0)))
+
+    return mechanism(
+        release,
+        rows,
+        neighbor,
+        claimed=sampling.event(Gaussian(plan.noise_multiplier)),
+        delta=delta,
+        score=score,
+        draws=draws,
+        bound=bound,
+        relation=plan.relation,
+        name="One batch of noisy rows",
+        setting=f"{sampling.rows} rows, all seen; a record whose row is far above the bound",
+        seed=seed,
+        **settings,
+    )
+
+
+def rows_in(ledger: Ledger, *, draws: int, **settings: Any) -> tuple[tuple[Audit, ...], Event]:
+    """The audit of the batches of noisy rows in a ledger, and the events that it covers; nothing without rows."""
+    for event, count in tally(ledger.event):
+        sampling: RowSampling
+        if isinstance(event, PaddedPoisson):
+            sampling = PaddedPoissonSampling(event.rate, event.examples, event.rows)
+        elif isinstance(event, FixedSizeSampled):
+            sampling = FixedSizeSampling(event.size, event.examples)
+        else:
+            continue
+        if isinstance(event.event, Gaussian):
+            plan = NoisyRows(sampling, event.event.noise_multiplier, count)
+            audit = audit_rows(plan, draws=max(40, draws // FEWER), **settings)
+            said = "the sampling, the clipping and the noise of the rows, as the ledger states them"
+            return (replace(audit, audited=said, not_audited="the embedding in front of the rows"),), event * count
+    return (), NOTHING
+
+
+def row_sampling(scheme: str, size: int, records: int, steps: int, delta: float) -> RowSampling:
+    """The scheme by its name: "padded" (Poisson, add/remove) or "fixed" (without replacement, replace one)."""
+    if scheme not in SCHEMES:
+        raise InputError(f"Rows are sampled {' or '.join(SCHEMES)}, not {scheme!r}.")
+    if scheme == "fixed":
+        return FixedSizeSampling(size, records)
+    return PaddedPoissonSampling.for_steps(size, records, steps, _OVERFLOW_SHARE * delta)
+
+
+def calibrated_rows(sampling: RowSampling, steps: int, budget: Budget) -> NoisyRows:
+    """The rows with the least noise that the budget allows after what it has spent."""
+    guess = 0.6 if isinstance(sampling, PaddedPoissonSampling) else 1.2
+    least = budget.least(lambda sigma: sampling.event(Gaussian(sigma)) * steps, guess, "noise multiplier")
+    return NoisyRows(sampling, least, steps)
+
+
+Maker = DenseGenerator | SpanGenerator
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What is in a row: an embedding and a label, of which the second has `share` of the squared norm.
+
+    Formal guarantees: a row has a norm of at most 1, whatever the record.
+    """
+
+    embedding: nn.Module
+    classes: int
+    share: float
+
+    def rows(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The row of each record or made example, without noise."""
+        short, bound = self.embedding(x).flatten(1), math.sqrt(1 - self.share)
+        short = short * (bound / short.norm(dim=1, keepdim=True).clamp(min=bound))
+        label = math.sqrt(self.share) * F.one_hot(labels, self.classes).to(short.dtype)
+        return torch.cat([short, label], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class RowGame:
+    """The game between a generator and a discriminator of rows.
+
+    Formal guarantees: post-processing of the rows that it is given.
+    """
+
+    plan: NoisyRows
+    layout: Layout
+    learning_rate: float
+    averaging: float
+    width: int
+    rows: int
+
+    def play(self, maker: Maker, released: Tensor, steps: int, context: Context, randomness: Randomness) -> Tensor:
+        """Train `maker` on rows drawn from all that were released; returns the frequencies of the classes.
+
+        A row may come again, since it was paid for once. `on_step` may end the game with `BudgetExhausted`. In a folder, the
+        game is saved from time to time; with a seed it then goes on as if it had not been stopped.
+        """
+        judge, frequencies = dense_discriminator(released.shape[1], self.width), self.frequencies(released)
+        optimizers = [
+            torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.99)) for each in (judge, maker)
+        ]
+        average = Average(maker, self.averaging)
+        parts: dict[str, Stateful] = {"judge": judge, "maker": maker, "average": average}
+        parts |= {f"learner {place}": each for place, each in enumerate(optimizers)}
+        kept = Blocks(context.folder or context.ledger, parts, randomness, seconds=_SECONDS)
+        kept.begin({"plan": plain(self.plan), "steps": steps, "rows": digest({"": released}), "seed": randomness.seed})
+        step = kept.step
+        try:
+            for step in range(kept.step + 1, steps + 1) if not kept.ended else ():
+                rows = released[torch.randint(len(released), (self.rows,))]
+                labels = draw_labels(frequencies, self.rows)
+                examples = (maker(torch.randn(self.rows, maker.latent), labels) + 1) / 2
+                made = self.plan.imitate(self.layout.rows(examples, labels))
+                optimizers[0].zero_grad()
+                loss = called_real(judge(rows)) + called_made(judge(made.detach()))
+                loss.backward()
+                optimizers[0].step()
+                optimizers[1].zero_grad()
+                called_real(judge(made)).backward()
+                optimizers[1].step()
+                average.update()
+                if context.on_step is not None:
+                    seen = {"step": step, "steps": steps, "loss": float(loss.detach())}
+                    context.on_step({"what": "Training the GAN", **seen})
+                kept.save(step)
+        except BudgetExhausted:
+            pass  # the generator is what was trained until here
+        kept.save(step, ended=True)
+        average.keep()
+        return frequencies
+
+    def frequencies(self, released: Tensor) -> Tensor:
+        """Of the classes, from the label columns of the rows, whose noise has mean 0; none is taken as quite empty."""
+        classes = self.layout.classes
+        found = released[:, -classes:].mean(0) / (self.plan.filled * math.sqrt(self.layout.share))
+        return found.clamp(min=0.01 / classes)
+
 
 FEATURES = ("components", "random", "scattering")
 _EMBEDDED = 1000
 
 
-@dataclass(frozen=True)
-class FrozenNoiseLayerGan:
+@register
+@dataclass(frozen=True, kw_only=True)
+class FrozenNoiseLayerGan(SyntheticMethod):
     """Rows of (embedding, label) under noise, and a GAN that learns from them alone.
 
     Formal guarantees: proved. Records are used by the releases before the rows (mean and directions, of "components" alone) and
@@ -70,45 +349,74 @@ class FrozenNoiseLayerGan:
     averaging: float = 0.995
     module: nn.Module | None = field(default=None, compare=False)
 
-    title = "Noise-layer GAN on frozen features"
+    limits: ClassVar[dict[str, str]] = SyntheticMethod.limits | {
+        **dict.fromkeys(("dimension", "batch_size", "rows", "steps", "width", "latent"), "[1, inf)"),
+        "epochs": "(0, inf)",
+        "scale": "(0, inf)",
+        "label_share": "(0, 1)",
+        "before_share": "(0, 1)",
+        "averaging": "[0, 1)",
+    }
+    noise_path = "embedding layer"
+    source = "after Triastcyn and Faltings 2018"
+    noise_is = "an embedding in front of the discriminator, frozen"
+    proof = "with frozen layers before the noise: proved"
+
+    key: str = "noise-layer-gan"
+    title: str = "Noise-layer GAN on frozen features"
+    by_default: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.module is None and self.features not in FEATURES:
             raise InputError(f"The features in front of the noise are {', '.join(FEATURES)}, not {self.features!r}.")
         if self.sampling not in SCHEMES:
             raise InputError(f"Rows are sampled {' or '.join(SCHEMES)}, not {self.sampling!r}.")
-        if not 0 < self.label_share < 1:
-            raise InputError(f"label_share is a part of a row, between 0 and 1, and is {self.label_share}.")
 
-    @classmethod
-    def fitting(cls, shape: tuple[int, ...], order: Order, as_published: bool = False) -> Synthesizer:
-        """The settings for records of a shape; as published, the source's own method."""
-        if as_published:
-            return PublishedNoiseLayerGan()
-        size = math.prod(shape)
-        return cls(dimension=min(cls.dimension, size), scale=0.6 * math.sqrt(size) / 2.8)
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or ("" if kind_of(task.dataset.shape) == "images" else "it is for images")
+
+    def fitted(self, task: Task) -> FrozenNoiseLayerGan:
+        size = math.prod(task.dataset.shape)
+        return replace(self, dimension=min(self.dimension, size), scale=0.6 * math.sqrt(size) / 2.8)
 
     @property
     def relation(self) -> Relation:
         return SCHEMES[self.sampling]
 
-    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+    def statistics(self) -> tuple[str, ...]:
+        return ("mean", "second-moment") if self.module is None and self.features == "components" else ()
+
+    def release_audits(
+        self, ran: Ran, power: Power, progress: Progress | None = None
+    ) -> tuple[tuple[Audit, ...], Event]:
+        rows, covered = rows_in(ran.ledger, **power.asked(ran.delta, progress))
+        found, others = super().release_audits(ran, power, progress)
+        return (*rows, *found), covered + others
+
+    def synthesize(self, records: Split, order: Order, context: Context) -> Synthetic:
         records.require_records(self.title)
         randomness = Randomness.of(order.seed)
         shape = tuple(records[0][0].shape)
         number = self._number(records, order)  # refused before anything is spent
         with game_randomness(order.seed):
-            embedding = self._embedding(records, order, ledger, randomness)
-            plan = self.plan(number, order, ledger)
+            embedding = self._embedding(records, order, context, randomness)
             layout = Layout(embedding, order.classes, self.label_share)
-            released = _released(plan, _embedded(layout, records), ledger, randomness, on_step)
+
+            def release(ledger: Ledger) -> dict[str, Any]:
+                plan = self.plan(number, order, ledger)
+                rows = _released(plan, _embedded(layout, records), ledger, randomness, context.on_step)
+                return {"noise": plan.noise_multiplier, "rows": rows}
+
+            found = context.releases.get("rows", release, randomness)
+            plan = NoisyRows(self._sampling(number, order), found["noise"], self._batches(number))
             maker = self._maker(embedding, shape, order.classes)
             game = RowGame(plan, layout, self.learning_rate, self.averaging, self.width, self.rows)
-            frequencies = game.play(maker, released, self.steps, on_step)
+            frequencies = game.play(maker, found["rows"], self.steps, context, randomness)
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
         settings = self._settings(plan)
-        return Synthetic(inputs, labels, None, ledger, settings, place="embedding layer")
+        return Synthetic(inputs, labels, None, context.ledger, settings, place="embedding layer")
 
     def _number(self, records: Split, order: Order) -> int:
         """The number of records that the sampling is made for.
@@ -127,18 +435,22 @@ class FrozenNoiseLayerGan:
 
     def plan(self, records: int, order: Order, ledger: Ledger) -> NoisyRows:
         """The rows to release, with the noise that the budget allows after what the ledger holds."""
-        steps = steps_of(records, self.batch_size, self.epochs)
-        sampling = row_sampling(self.sampling, self.batch_size, records, steps, order.delta)
         budget = Budget(order.epsilon, order.delta, self.relation).after(ledger, fixed_beforehand=True)
-        return calibrated_rows(sampling, steps, budget)
+        return calibrated_rows(self._sampling(records, order), self._batches(records), budget)
+
+    def _batches(self, records: int) -> int:
+        return steps_of(records, self.batch_size, self.epochs)
+
+    def _sampling(self, records: int, order: Order) -> RowSampling:
+        return row_sampling(self.sampling, self.batch_size, records, self._batches(records), order.delta)
 
     def _maker(self, embedding: nn.Module, shape: tuple[int, ...], classes: int) -> Maker:
         size: dict[str, Any] = {"latent": self.latent, "width": self.width}
-        if isinstance(embedding, Directions):
+        if isinstance(embedding, FixedProjection):
             return SpanGenerator(embedding.mean, embedding.directions, embedding.scale, shape, classes, **size)
         return DenseGenerator(shape, classes, **size)
 
-    def _embedding(self, records: Split, order: Order, ledger: Ledger, randomness: Randomness) -> nn.Module:
+    def _embedding(self, records: Split, order: Order, context: Context, randomness: Randomness) -> nn.Module:
         """The frozen part: of "components", its mean and directions are released here."""
         shape = tuple(records[0][0].shape)
         if self.module is not None:
@@ -146,18 +458,23 @@ class FrozenNoiseLayerGan:
         if self.features != "components":
             if len(shape) != 3:
                 raise InputError(f"Features {self.features!r} are for images: take 'components' for other records.")
-            make = random_convolutions if self.features == "random" else scattering_projection
-            return make(shape, self.dimension)
+            made = (random_convolutions if self.features == "random" else scattering_projection)(shape, self.dimension)
+            made.load_state_dict(context.releases.keep("embedding", lambda: dict(made.state_dict())))
+            return made
         whole = Budget(order.epsilon, order.delta, self.relation, "gdp").least(Gaussian)
         noise = whole / math.sqrt(self.before_share)
-        settings: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
         bound = math.sqrt(math.prod(shape)) / 2.8
-        mean = private_mean(
-            records, bound=bound, noise_multiplier=5 * noise, public_size=order.number_of(records), **settings
-        )
-        flat = Split(records.tensors[0].flatten(1) - mean.flatten(), records.labels)
-        directions = private_components(flat, self.dimension, noise_multiplier=noise, **settings)
-        return Directions(mean, directions, self.scale)
+
+        def release(ledger: Ledger) -> tuple[Tensor, Tensor]:
+            settings: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
+            mean = private_mean(
+                records, bound=bound, noise_multiplier=5 * noise, public_size=order.number_of(records), **settings
+            )
+            flat = Split(records.tensors[0].flatten(1) - mean.flatten(), records.labels)
+            return mean, private_components(flat, self.dimension, noise_multiplier=noise, **settings)
+
+        mean, directions = context.releases.get("components", release, randomness)
+        return FixedProjection(mean, directions, self.scale)
 
     def _settings(self, plan: NoisyRows) -> dict[str, str]:
         what = "a module of your own" if self.module is not None else self.features

@@ -1,7 +1,7 @@
 """The noise-layer GAN as published: noise inside the discriminator, whose gradients are then taken to be private.
 
 "Generating differentially private datasets using GANs". The output of the noise layer is private; the gradients of the layers in
-front of it are not (`privet.attacks.gradient_span`), so every epsilon of this method is `Claimed`. The method of the same idea
+front of it are not (`privet.attacks.inversion`), so every epsilon of this method is `Claimed`. The method of the same idea
 that has a proof is `privet.methods.frozen_noise_layer_gan`.
 """
 
@@ -9,36 +9,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from privet.data import Split
 from privet.errors import InputError
-from privet.methods.adversarial import (
-    balanced_labels,
-    called_made,
-    called_real,
-    draw_labels,
-    game_randomness,
-    generate,
-)
-from privet.methods.synthetic import OnStep, Order, Synthetic
-from privet.models.dcgan import Discriminator, Generator, discriminator
-from privet.noise.layer import NoiseLayer
-from privet.privacy import Budget, Claimed, Event, Gaussian, Ledger, PoissonSampled, Relation, steps_of
+from privet.methods.dpgan import balanced_labels, called_made, called_real, draw_labels, game_randomness, generate
+from privet.methods.method import Context, Task, register
+from privet.methods.recipe import kind_of
+from privet.methods.synthetic import Order, Synthetic, SyntheticMethod
+from privet.models.gans import Discriminator, Generator, discriminator
+from privet.noise.gaussian import NoiseLayer
+from privet.privacy import Budget, Claimed, Event, Gaussian, PoissonSampled, steps_of
 from privet.randomness import Randomness
 from privet.training import BudgetExhausted
+from privet.training.blocks import Blocks, Box
+from privet.training.checkpoint import Stateful
+from privet.training.identity import data_fingerprint, plain
 
+_BLOCKS, _FEWEST, _MOST = 20, 10, 200
+"""Target number of saved blocks, and the least and the largest number of steps in a block."""
 CLAIM = Claimed(
     "the noise-layer GAN's theorem 2",
     "the gradient of a layer in front of the noise contains that layer's inputs as they are, whatever the noise",
 )
 
 
-@dataclass(frozen=True)
-class PublishedNoiseLayerGan:
+@register
+@dataclass(frozen=True, kw_only=True)
+class PublishedNoiseLayerGan(SyntheticMethod):
     """The source's teacher, its training and its accounting.
 
     Formal guarantees: none; the ledger holds what the source claims of each step, under `CLAIM`. Labels count as public,
@@ -60,8 +61,27 @@ class PublishedNoiseLayerGan:
     latent: int = 64
     convolutions: int = 4
 
-    title = "Noise-layer GAN as published (its privacy is claimed, not proved)"
-    relation = Relation.ADD_REMOVE
+    limits: ClassVar[dict[str, str]] = SyntheticMethod.limits | {
+        **dict.fromkeys(("batch_size", "width", "latent", "convolutions"), "[1, inf)"),
+        "epochs": "(0, inf)",
+        "bound": "(0, inf)",
+    }
+    noise_path = "embedding layer"
+    source = "Triastcyn and Faltings 2018"
+    noise_is = "an embedding in the discriminator"
+    proof = "the published theorem: claimed, and refuted"
+
+    key: str = "noise-layer-gan-published"
+    title: str = "Noise-layer GAN as published (its privacy is claimed, not proved)"
+    by_default: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels == "votes":
+            raise InputError(f"The method {self.key} takes the labels as public, as its source does: leave out votes.")
+
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or ("" if kind_of(task.dataset.shape) == "images" else "it is for images")
 
     def noise_multiplier(self, records: int, order: Order) -> float:
         """The least sigma / C that spends the budget by the moments accountant, as the source does."""
@@ -70,10 +90,10 @@ class PublishedNoiseLayerGan:
         return Budget(order.epsilon, order.delta, accountant="moments").noise_multiplier(rate, steps)
 
     def step_event(self, records: int, noise_multiplier: float) -> Event:
-        """What the source says that one step of the discriminator does."""
+        """One step of the discriminator, as the paper describes it."""
         return PoissonSampled(self.batch_size / records, Gaussian(noise_multiplier)).under(CLAIM)
 
-    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+    def synthesize(self, records: Split, order: Order, context: Context) -> Synthetic:
         records.require_records(self.title)
         channels, *size = _image_shape(records)
         number = order.number_of(records)
@@ -90,7 +110,7 @@ class PublishedNoiseLayerGan:
             layer = NoiseLayer(self.bound, sigma, randomness.noise)
             judge = discriminator(layer, convolutions=self.convolutions, **shape)
             maker = Generator(latent=self.latent, **shape)
-            done = self.train(judge, maker, records, ledger, on_step, number)
+            done = self.train(judge, maker, records, context, randomness, number)
             frequencies = torch.bincount(records.labels, minlength=order.classes).float()
             labels = balanced_labels(frequencies, order.size)
             inputs = generate(maker, labels, self.latent)
@@ -100,44 +120,64 @@ class PublishedNoiseLayerGan:
             "Learning rate": f"Adam, {self.learning_rate:g}",
             "Networks": f"DCGAN, {self.convolutions} convolutions of width {self.width} against five transposed ones",
         }
-        return Synthetic(inputs, labels, None, ledger, settings, accountant="moments", place="embedding layer")
+        return Synthetic(inputs, labels, None, context.ledger, settings, accountant="moments", place="embedding layer")
 
     def train(
         self,
         judge: Discriminator,
         maker: Generator,
         records: Split,
-        ledger: Ledger,
-        on_step: OnStep | None = None,
+        context: Context,
+        randomness: Randomness,
         number: int | None = None,
     ) -> int:
-        """Train both networks by turns, a step each, and give the number of steps.
+        """Train both networks in turn, one step each; returns the number of steps.
 
-        `number` is that of the records, as far as it is public.
+        The claimed events of a block of steps are recorded before it, and both networks are saved after it. `on_step` may end
+        the training with `BudgetExhausted`.
 
-        The claimed events of an epoch are recorded before it. `on_step` may end the training with `BudgetExhausted`.
+        Args:
+            judge, maker, records: what is trained on what.
+            context: where the events are recorded and the networks are saved.
+            randomness: of the noise layer.
+            number: that of the records, as far as it is public.
         """
         noise = check_restrictions(judge)
-        optimizers = [
+        learners = [
             torch.optim.Adam(each.parameters(), lr=self.learning_rate, betas=(0.5, 0.999)) for each in (judge, maker)
         ]
         number = number or len(records)
-        event = self.step_event(number, noise.noise_multiplier)
-        steps, done = steps_of(number, self.batch_size, self.epochs), 0
+        event, steps = self.step_event(number, noise.noise_multiplier), steps_of(number, self.batch_size, self.epochs)
         frequencies = torch.bincount(records.labels, minlength=maker.classes).float()
+        left = Box(torch.empty(0, dtype=torch.int64))
+        """The records that are still to come in this epoch."""
+        parts: dict[str, Stateful] = {"judge": judge, "maker": maker, "left": left}
+        parts |= {f"learner {place}": each for place, each in enumerate(learners)}
+        kept = Blocks(context.folder or context.ledger, parts, randomness, planned=event * steps)
+        kept.begin({"settings": plain(self), "seed": randomness.seed, "data": data_fingerprint(records)})
+        done, block = kept.step, max(_FEWEST, min(_MOST, steps // _BLOCKS))
         try:
             while done < steps:
-                batches = torch.randperm(len(records)).split(self.batch_size)[: steps - done]
-                ledger.record(event, len(batches))
+                order = left.value if len(left.value) else torch.randperm(len(records))
+                batches = order.split(self.batch_size)[: min(block, steps - done)]
+                name, cost = f"steps {done + 1} to {done + len(batches)}", event * len(batches)
+                if not kept.allows({name: cost}):
+                    break
+                kept.announce(name, cost)
+                left.value = order[sum(map(len, batches)) :].clone()
                 for indices in batches:
                     inputs, labels = records.batch(indices)
                     made_labels = draw_labels(frequencies, len(labels))
-                    loss = _turn(judge, maker, optimizers, inputs * 2 - 1, labels, made_labels)
+                    loss = _turn(judge, maker, learners, inputs * 2 - 1, labels, made_labels)
                     done += 1
-                    if on_step is not None:
-                        on_step({"what": "Training the GAN", "step": done, "steps": steps, "loss": loss})
+                    if context.on_step is not None:
+                        context.on_step({"what": "Training the GAN", "step": done, "steps": steps, "loss": loss})
+                kept.conclude(name, cost)
+                kept.save(done)
         except BudgetExhausted:
-            pass  # the generator is what was trained until here
+            if done == 0:
+                raise
+            kept.save(done, ended=True)  # the generator is what was trained until here
         return done
 
 
@@ -149,7 +189,7 @@ def _turn(
     labels: Tensor,
     made_labels: Tensor,
 ) -> float:
-    """One step of the discriminator, whose loss it gives, and one of the generator."""
+    """One step of the discriminator and one of the generator; returns the loss of the discriminator."""
     made = maker(torch.randn(len(labels), maker.latent), made_labels)
     optimizers[0].zero_grad()
     loss = called_real(judge(inputs, labels)) + called_made(judge(made.detach(), made_labels))
@@ -161,7 +201,7 @@ def _turn(
     return float(loss.detach())
 
 
-_RANDOMISED = (nn.modules.dropout._DropoutNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RReLU)
+_RANDOMIZED = (nn.modules.dropout._DropoutNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RReLU)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
 
@@ -169,13 +209,13 @@ _MIXING = (nn.modules.batchnorm._BatchNorm,)
 def check_restrictions(network: nn.Module) -> NoiseLayer:
     """The noise layer of a network that keeps the restrictions of the source's section 4.2; otherwise `InputError`.
 
-    A feed-forward network; no randomised layer besides the noise; nothing that mixes records in front of the noise. Layers
+    A feed-forward network; no randomized layer besides the noise; nothing that mixes records in front of the noise. Layers
     count as in front of it where the network has registered them before it.
     """
     found: NoiseLayer | None = None
     for name, layer in network.named_modules():
         said = f"'{name}' ({type(layer).__name__})"
-        if isinstance(layer, _RANDOMISED):
+        if isinstance(layer, _RANDOMIZED):
             raise InputError(
                 f"{said} is random: the theorem asks for no randomness but the noise layer's. Take it out."
             )
@@ -209,6 +249,6 @@ def _image_shape(records: Split) -> tuple[int, ...]:
     if len(shape) != 3 or min(shape[1:]) < 8:
         raise InputError(
             f"The noise-layer GAN as published is for images of at least 8x8, and a record has the shape {shape}: "
-            f"take --method moments or dpgan for other records."
+            f"use the method moments or dpgan for other records."
         )
     return shape

@@ -1,14 +1,9 @@
-"""Residual perturbation: Gaussian noise in every residual mapping of a network, in training and at test, as a value.
-
-It is applied to a network through hooks, which are gone afterwards; the network itself is never rewritten::
-
-    with ResidualPerturbation(gamma=0.5).apply(model):
-        scores = model(x)  # fresh noise in every call
-"""
+"""Noise in the residual blocks, streams and last layers of a network, or of several networks joined into one."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,27 +13,76 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from privet.clipping.factors import clipping_factors
-from privet.clipping.rows import clipped_rows
+from privet.clipping.bounded import clipped_rows, clipping_factors
 from privet.errors import InputError
-from privet.methods.residual_parts import (
-    SHORTCUTS,
-    found_blocks,
-    last_layers,
-    members_in,
-    networks,
-    shortcut_of,
-    skips,
-)
+from privet.models.classifiers import LastLayers, ResidualBlock
 from privet.noise import GaussianNoise
 from privet.privacy import Event, NotPrivate
 from privet.privacy.residual import input_event, query_event, stream_event
 from privet.randomness import Source
 
+BLOCKS = ("ResidualBlock", "BasicBlock", "Bottleneck", "PreActBlock", "PreActBottleneck")
+"""Classes of blocks that are known by name: those of this library, of torchvision and of well-known scripts."""
+SHORTCUTS = ("shortcut", "downsample", "skip")
+"""Names of the part of a block that converts the stream to the shape of the output."""
+
+
+def members_in(part: nn.Module) -> int:
+    """The number of members of a joined ensemble in a block or a last layer."""
+    return part.members if isinstance(part, ResidualBlock | LastLayers) else 1
+
+
+def found_blocks(model: nn.Module, named: Sequence[str] | None) -> dict[str, nn.Module]:
+    """The residual blocks: those that are named, or all of a known class."""
+    modules = dict(model.named_modules())
+    if named is not None:
+        for name in named:
+            if name not in modules:
+                raise InputError(f"The model has no part named {name!r}: name its residual blocks.")
+        return {name: modules[name] for name in named}
+    found = {name: module for name, module in modules.items() if type(module).__name__ in BLOCKS}
+    if not found:
+        raise InputError(
+            f"No part of the {type(model).__name__} is a {' or a '.join(BLOCKS[:3])}: name its residual blocks with blocks=."
+        )
+    return found
+
+
+def networks(blocks: dict[str, nn.Module]) -> dict[str, int]:
+    """How the names of each network's parts begin, with the number of members that are joined in it."""
+    found: dict[str, int] = {}
+    for name, block in blocks.items():
+        member = re.match(r"(.*\.)?members\.\d+\.", name)
+        beginning = member[0] if member else ""
+        found[beginning] = max(found.get(beginning, 1), members_in(block))
+    return found
+
+
+def last_layers(model: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The last linear layer of each network."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layers = {}
+    for beginning in networks(blocks):
+        own = [name for name in linear if name.startswith(beginning)]
+        if not own:
+            raise InputError("Strategy II with pi puts noise on a last linear layer, and the model has none.")
+        layers[own[-1]] = model.get_submodule(own[-1])
+    return layers
+
+
+def shortcut_of(block: nn.Module) -> nn.Module | None:
+    parts = (getattr(block, name, None) for name in SHORTCUTS)
+    return next((part for part in parts if isinstance(part, nn.Module)), None)
+
+
+def skips(block: nn.Module) -> bool:
+    return getattr(block, "shortcut", block) is not None
+
+
 CHUNK = 2**16
-"""Numbers that are made and used at once."""
+"""Number of values that are processed in one call."""
 PUBLISHED_BOUND = 30.0
-"""G, where nothing enforces one: the paper's."""
+"""The default of G if nothing enforces a bound, from the paper."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +135,7 @@ class ResidualPerturbation:
 
     @property
     def needs_stream(self) -> bool:
-        """Whether a block's noise or bound asks for the stream beside its residual mapping."""
+        """Whether the noise or the bound of a block needs the stream in addition to its residual mapping."""
         return self.multiplicative or self.bound is not None
 
     def apply(
@@ -102,7 +146,7 @@ class ResidualPerturbation:
         source: Source | None = None,
         at_test: bool = True,
     ) -> AppliedPerturbation:
-        """Put the noise into a network, until `remove` is called or the ``with`` that it was given to ends.
+        """Add the noise to a network until `remove` is called or the ``with`` block ends.
 
         Args:
             model: any network with residual blocks.
@@ -110,12 +154,12 @@ class ResidualPerturbation:
                 known by name.
             source: of the noise; torch's own generator without one. A secure source serves the noise on the input,
                 from which proofs come; noise in the stream then comes from torch's own generator.
-            at_test: whether there is noise in evaluation mode, too, as published. Without it the noise is a regulariser.
+            at_test: whether there is noise in evaluation mode, too, as published. Without it the noise is a regularizer.
         """
         return AppliedPerturbation(self, model, blocks, source, at_test)
 
     def epoch(self, blocks: int, members: int = 1) -> Event:
-        """What an epoch of training costs, in which each record is seen once; for replacing a record's input.
+        """The event of an epoch of training, which uses each record once; for replacing the input of a record.
 
         `blocks` are those of one network; the `members` of an ensemble share the input and its noise, and each has a
         stream of its own, for which it pays.
@@ -130,7 +174,7 @@ class ResidualPerturbation:
         return stream_event(self.gamma, self.bound or PUBLISHED_BOUND, blocks) * members
 
     def query(self, blocks: int, heads: int = 1) -> Event:
-        """What one answer costs under strategy II, where the weights stay hidden."""
+        """The event of one answer under strategy II, whose weights stay secret."""
         if not self.multiplicative:
             raise InputError("Answers are protected by strategy II alone: the weights of strategy I may be released.")
         if not (self.gamma and self.pi) or self.bound is None or self.weight_norm is None:
@@ -147,7 +191,7 @@ class ResidualPerturbation:
 
 
 class AppliedPerturbation:
-    """Noise in a network, for as long as it is there."""
+    """The noise in a network, until it is removed."""
 
     def __init__(
         self,
@@ -190,16 +234,23 @@ class AppliedPerturbation:
 
     @property
     def epoch(self) -> Event:
-        """What an epoch of training costs this network, with all its members."""
+        """The event of an epoch of training of this network with all its members."""
         return self.perturbation.epoch(_counted(self._blocks) // self.members, self.members)
 
     @property
     def query(self) -> Event:
-        """What one answer of this network costs, with all its members."""
+        """The event of one answer of this network with all its members."""
         return self.perturbation.query(_counted(self._blocks), _counted(self._heads))
 
+    def seen(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """The inputs that the network receives: under strategy I with pi, clipped and with fresh noise."""
+        if self.perturbation.radius is None:
+            return inputs
+        noisy: Tensor = self._noisy_input(model, (inputs,))[0]
+        return noisy
+
     def is_in(self, model: nn.Module) -> bool:
-        """Whether this is the network that the noise is in: not a copy, and not one from which it was removed."""
+        """Whether the noise is in this network: False for a copy, and after `remove`."""
         parts = dict(model.named_modules())
         return bool(self._handles) and all(parts.get(name) is block for name, block in self._blocks.items())
 
@@ -248,7 +299,7 @@ class AppliedPerturbation:
         return self._plus_noise(out, how.gamma)
 
     def _stream(self, block: nn.Module, x: Tensor, out: Tensor) -> Tensor | None:
-        """The stream at the shape of the block's output; none where strategy I has no skip connection to look at."""
+        """The stream in the shape of the output of the block; None if strategy I has no skip connection."""
         if (shortcut := shortcut_of(block)) in self._streams:
             return self._streams.pop(shortcut)
         if x.shape == out.shape:
@@ -275,8 +326,7 @@ class AppliedPerturbation:
         return noisy
 
     def _plus_noise(self, out: Tensor, deviation: float) -> Tensor:
-        followed = torch._C._len_torch_function_stack() > 0  # an engine cannot follow records through chunks of memory
-        if followed or type(out.grad_fn).__name__ != "AddBackward0" or not _is_dense(out):
+        if _is_followed() or type(out.grad_fn).__name__ != "AddBackward0" or not _is_dense(out):
             return out + self._noise(out, deviation)
         # A sum keeps nothing of its result for the way back: noise is added in place, in chunks that stay in the cache.
         for chunk in out.detach().as_strided((out.numel(),), (1,)).split(CHUNK):
@@ -286,7 +336,8 @@ class AppliedPerturbation:
     def _noise(self, like: Tensor, deviation: float) -> Tensor:
         # Normal numbers are drawn four times as fast into a vector as into a tensor of another layout.
         flat = self._normal(like, deviation)
-        return flat.as_strided(like.shape, like.stride()) if _is_dense(like) else flat.view(like.shape)
+        as_it_lies = _is_dense(like) and not _is_followed()
+        return flat.as_strided(like.shape, like.stride()) if as_it_lies else flat.view(like.shape)
 
     def _normal(self, like: Tensor, deviation: float) -> Tensor:
         flat = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
@@ -294,12 +345,17 @@ class AppliedPerturbation:
 
 
 def _counted(parts: dict[str, nn.Module]) -> int:
-    """How many parts there are, those of a joined ensemble as often as it has members."""
+    """The number of parts; a part of a joined ensemble counts once for each member."""
     return sum(members_in(part) for part in parts.values())
 
 
+def _is_followed() -> bool:
+    """Whether an engine listens, which can follow neither records nor random numbers through memory."""
+    return torch._C._len_torch_function_stack() > 0
+
+
 def _is_dense(x: Tensor) -> bool:
-    """Whether the numbers fill one piece of memory."""
+    """Whether the tensor is dense in memory."""
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from privet.clipping.rows import grouped_count
+from privet.clipping.bounded import clipped_sum, grouped_count
 from privet.errors import PrivetError
 from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Gaussian, Ledger, Relation
@@ -40,14 +41,34 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class MeasuredError:
+    """The error of a regression that may be published, in the unit of the target.
+
+    Attributes:
+        error: the root of the mean squared error. With noise, an error above half of the target's range counts as half of it.
+        low, high: an interval that covers the noise and the choice of the records, with probability `level`.
+        constant: the same error of the best constant, which is the standard deviation of the targets.
+        noise: the standard deviation of the noise on each of the sums; 0 where nothing was noised.
+    """
+
+    error: float
+    low: float
+    high: float
+    constant: float
+    noise: float
+    level: float = LEVEL
+
+
+@dataclass(frozen=True)
 class PrivateAccuracy:
-    """How many records of each class a model has right and wrong, each count with Gaussian noise.
+    """How many records of each class a model has right and wrong, or how far a regression is off, with Gaussian noise.
 
     Where the records have users, each user counts 1 with all their records.
 
     Formal guarantees: a record is in one of the counts and changes it by 1, so all of them together are one release of
     sensitivity 1, which is one `Gaussian` event; a user changes all of them together by 1. `charge` writes the event into the
-    ledger; `read` refuses a ledger without it. Everything else is computed from the noisy counts.
+    ledger; `read` refuses a ledger without it. Everything else is computed from the noisy counts. For a regression the release
+    is the sum of one vector for each record, clipped to length 1 (`read_error`): the same event. One of the two is read.
     """
 
     noise_multiplier: float
@@ -62,7 +83,7 @@ class PrivateAccuracy:
         return GaussianNoise(self.noise_multiplier).event()
 
     def charge(self, ledger: Ledger) -> None:
-        """Write the event down, before the counts are read and before the noise of a training is calibrated."""
+        """Record the event before the counts are computed and before the noise of a training is calibrated."""
         ledger.record(self.event)
 
     def read(
@@ -75,7 +96,7 @@ class PrivateAccuracy:
         randomness: Randomness,
         shares: Tensor | None = None,
     ) -> Measured:
-        """The noisy accuracy; to be read once for each charge.
+        """The noisy accuracy; call it once for each charge.
 
         Args:
             predicted, labels: classes from 0, one for each record.
@@ -84,13 +105,45 @@ class PrivateAccuracy:
             randomness: where the noise comes from; no other release may draw from it.
             shares: what each record counts, as in `Split.shares`.
         """
-        if self.event not in {event for event, _ in ledger}:
-            raise PrivetError("The accuracy of protected records was to be read before it was charged to the ledger.")
-        ledger.require_unit("record" if shares is None else "user")
+        self._require_charge(ledger, shares)
         cells = 2 * labels + (predicted == labels).long()
         counts = grouped_count(cells, 2 * classes, shares)
         noisy = GaussianNoise(self.noise_multiplier).add(counts, randomness.noise)["sum"]
         return measured(noisy.reshape(classes, 2), self.noise_multiplier)
+
+    def read_error(
+        self,
+        predicted: Tensor,
+        targets: Tensor,
+        span: float,
+        *,
+        ledger: Ledger,
+        randomness: Randomness,
+        shares: Tensor | None = None,
+    ) -> MeasuredError:
+        """The noisy error of a regression; to be read once for each charge, and instead of `read`.
+
+        Formal guarantees: a record adds half of (1, 4 e^2, 2 z, 4 z^2) to the sum, where e is its error and z its target less
+        one half, both moved to [-1/2, 1/2]. No entry is above 1 in size, so the half is at most 1 long and clipped to that.
+        A prediction that is not finite counts as an error of one half.
+
+        Args:
+            predicted, targets: one for each record, scaled so that targets are in [0, 1].
+            span: the length of the target's range, public; the result is in its unit.
+            ledger, randomness, shares: as in `read`.
+        """
+        self._require_charge(ledger, shares)
+        off = (predicted - targets).double().nan_to_num(nan=0.5, posinf=0.5, neginf=-0.5)
+        error, place = (value.clamp(-0.5, 0.5) for value in (off, targets.double() - 0.5))
+        rows = torch.stack([torch.ones_like(error), 4 * error**2, 2 * place, 4 * place**2], 1) / 2
+        total = clipped_sum(rows, 1.0, shares)
+        noisy = 2 * GaussianNoise(self.noise_multiplier).add(total, randomness.noise)["sum"]
+        return _measured_error(noisy.tolist(), span, 2 * self.noise_multiplier)
+
+    def _require_charge(self, ledger: Ledger, shares: Tensor | None) -> None:
+        if self.event not in {event for event, _ in ledger}:
+            raise PrivetError("The accuracy of protected records was to be read before it was charged to the ledger.")
+        ledger.require_unit("record" if shares is None else "user")
 
 
 def left_for_others(epsilon: float, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> float:
@@ -100,7 +153,7 @@ def left_for_others(epsilon: float, delta: float, relation: Relation | str = Rel
 
 
 def measured(counts: Tensor, noise: float) -> Measured:
-    """What noisy counts ``(classes, 2)``, wrong and right, say of the accuracy."""
+    """The accuracy that follows from noisy counts ``(classes, 2)`` of wrong and right answers."""
     classes = len(counts)
     right, total = float(counts[:, 1].sum()), float(counts.sum())
     if total < 1:  # so few records that the noise hides them
@@ -115,13 +168,39 @@ def measured(counts: Tensor, noise: float) -> Measured:
     return Measured(accuracy, max(accuracy - reach, 0.0), min(accuracy + reach, 1.0), majority, noise)
 
 
+def _measured_error(sums: Sequence[float], span: float, noise: float) -> MeasuredError:
+    """What noisy sums of 1, 4 e^2, 2 z and 4 z^2 say of the error."""
+    count, squares, places, place_squares = sums
+    if count < 1:  # so few records that the noise hides them
+        return MeasuredError(span / 2, 0.0, span / 2, span / 2, noise)
+    mean = min(max(squares / count, 0.0), 1.0)
+    # Of a ratio of two noisy sums; then that of drawing the records, whose entries are in [0, 1].
+    spread = (noise**2 * (1 + mean**2) + count * mean * (1 - mean) + 1) / count**2
+    reach = float(stats.norm.ppf((1 + LEVEL) / 2)) * math.sqrt(spread)
+    varied = min(max(place_squares / count - (places / count) ** 2, 0.0), 1.0)
+    error, low, high, constant = (
+        span / 2 * math.sqrt(min(max(value, 0.0), 1.0)) for value in (mean, mean - reach, mean + reach, varied)
+    )
+    return MeasuredError(error, low, high, constant, noise)
+
+
+def error_exactly(predicted: Tensor, targets: Tensor, span: float) -> MeasuredError:
+    """The error on records that are public, or that their holder leaves without protection; the best constant in hindsight."""
+    squares = (predicted - targets).double() ** 2
+    mean = float(squares.mean())
+    spread = float(squares.std()) / math.sqrt(len(squares)) if len(squares) > 1 else mean
+    reach = float(stats.norm.ppf((1 + LEVEL) / 2)) * spread
+    low, error, high = (span * math.sqrt(max(value, 0.0)) for value in (mean - reach, mean, mean + reach))
+    return MeasuredError(error, low, high, span * float(targets.double().std(correction=0)), 0.0)
+
+
 def _whole(epsilon: float, delta: float, relation: Relation | str) -> float:
     """The noise of one Gaussian release that spends all of the budget."""
     return Budget(epsilon, delta, relation, "gdp").least(Gaussian)
 
 
 def exactly(predicted: Tensor, labels: Tensor, classes: int) -> Measured:
-    """The accuracy on records that are public, or that their holder leaves without protection: counted, not noisy."""
+    """The exact accuracy on records that are public, or that their holder does not protect."""
     right, total = int((predicted == labels).sum()), len(labels)
     found = stats.binomtest(right, total).proportion_ci(LEVEL, method="wilson")
     majority = int(torch.bincount(labels, minlength=classes).max()) / total

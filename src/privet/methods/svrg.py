@@ -1,4 +1,4 @@
-"""Variance reduction in the manner of SVRG (Johnson and Zhang 2013), with every use of the data accounted.
+"""Private variance reduction after SVRG (Johnson and Zhang 2013), with every use of the data accounted.
 
 Now and then the gradient at a snapshot of the model is released over all records. In between, a step releases only how much
 the gradients of its batch differ from those at the snapshot. The differences are short near the snapshot, so that they
@@ -10,33 +10,37 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from privet.audit import Audit, RunPlan, audit_plan
+from privet.audit.plans import unrecorded
 from privet.clipping import FlatClipping
-from privet.data import Split
+from privet.data import Progress, Split
 from privet.errors import InputError
 from privet.gradients import Engine, PerExampleGradients
-from privet.gradients.norms import scaled_squared_norms, squared_norms
-from privet.gradients.weighing import weigh
+from privet.gradients.numerics import scaled_squared_norms, squared_norms, weigh
 from privet.methods.dpsgd import Loss, Trained
+from privet.methods.method import Context, Method, Outcome, Power, Ran, Task, TrainedModel, option, register
+from privet.methods.preparation import arguments, build_model
+from privet.methods.recipe import chosen
 from privet.noise import GaussianNoise
 from privet.privacy import Budget, Event, Ledger
-from privet.privacy.events import composed
+from privet.privacy.events import NOTHING, composed
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling
 from privet.training import Plan, RunFolder
-from privet.training.identity import data_fingerprint, describe
+from privet.training.blocks import Blocks
+from privet.training.folder import open_for
+from privet.training.identity import data_fingerprint, plain
 from privet.training.private import step_name
-from privet.training.state import Stateful
-from privet.training.step import Record, Step
+from privet.training.step import Step
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class SnapshotPlan:
         if self.snapshots.sampling.rate != 1 or self.snapshots.records != self.differences.records:
             raise InputError("A snapshot's gradient is over all records of the plan: its sampling rate is 1.")
         if self.snapshots.steps != -(-self.differences.steps // self.every):
-            raise InputError("There is one snapshot for every so many steps, begun ones included.")
+            raise InputError(
+                "The number of snapshots must be the number of steps divided by the steps of a snapshot, rounded up."
+            )
 
     @property
     def event(self) -> Event:
@@ -73,13 +79,20 @@ class SnapshotPlan:
 
     @cached_property
     def counted(self) -> Counter[Event]:
-        """How often the plan does what."""
+        """The number of releases of each kind in the plan."""
         steps, whole = self.differences, self.snapshots
         return Counter(map(steps.step_event, range(steps.steps))) + Counter(map(whole.step_event, range(whole.steps)))
 
     def block(self, first: int) -> range:
         """The steps on the snapshot that is taken before step `first`; none after the last."""
         return range(first, min(first + self.every, self.differences.steps))
+
+    def names(self, block: range) -> dict[str, Event]:
+        """The releases of a block by name: a snapshot and its steps."""
+        if not block:
+            return {}
+        snapshot = {f"snapshot {block[0]}": self.snapshots.step_event(block[0] // self.every)}
+        return snapshot | {step_name(number): self.differences.step_event(number) for number in block}
 
 
 def snapshot_plan(
@@ -112,6 +125,10 @@ def snapshot_plan(
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
+    if steps < 1 or every < 1:
+        raise InputError(
+            f"There is at least one step, and one for each snapshot: steps is {steps} and every is {every}."
+        )
     rate = batch_size / records
     ratio = difference_norm / (rate * max_grad_norm) if snapshot_noise is None else snapshot_noise
 
@@ -142,7 +159,7 @@ def train(
     seed: int | None = None,
     physical_batch_size: int = 256,
     on_step: Callable[[int], None] | None = None,
-    folder: str | Path | None = None,
+    folder: RunFolder | str | Path | None = None,
     resume: bool = False,
 ) -> Trained:
     """Train a classifier with variance-reduced private gradients; see `snapshot_plan`.
@@ -158,10 +175,9 @@ def train(
         raise InputError(
             f"The plan is for {plan.differences.records} records, and the data set has another number of them."
         )
-    if folder is not None and ledger is not None:
-        raise InputError("A run in a folder has its ledger there: leave out ledger.")
     randomness = Randomness.of(seed)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    state, snapshot_state = plan.differences.init(parameters), plan.snapshots.init(parameters)
 
     def gradients(network: nn.Module, indices: Tensor) -> PerExampleGradients:
         with Engine(network) as engine:
@@ -171,22 +187,21 @@ def train(
             loss(network(inputs), labels).backward()
             return engine.gradients()
 
-    run = RunFolder(folder, resume=resume) if folder is not None else None
-    kept = _Kept(
-        plan, run, ledger if ledger is not None else Ledger(), {"model": model, "optimizer": optimizer}, randomness
-    )
-    with closing(kept):
-        kept.begin(data_fingerprint(records))
-        while kept.allows(plan.block(kept.step)):
+    with open_for(folder, resume=resume, ledger=ledger) as run:
+        where = run if run is not None else ledger if ledger is not None else Ledger()
+        kept = Blocks(where, {"model": model, "optimizer": optimizer}, randomness, planned=plan.event)
+        kept.begin({"plan": plain(plan), "seed": seed, "data": data_fingerprint(records)})
+        while kept.allows(plan.names(plan.block(kept.step))):
             snapshot = copy.deepcopy(model)
+            snapshot_state, state = plan.snapshots.init(parameters), plan.differences.init(parameters)
             whole = Step(plan.snapshots, kept.step // plan.every, randomness)
             for part in _parts(whole.sample(len(records)), physical_batch_size):
-                whole.add(gradients(snapshot, part), plan.snapshots.clipping)
+                whole.add(gradients(snapshot, part), snapshot_state)
             level = whole.release(kept.recorder(f"snapshot {kept.step}")).gradients
             for number in plan.block(kept.step):
                 step = Step(plan.differences, number, randomness)
                 for part in _parts(step.sample(len(records)), physical_batch_size):
-                    step.add(Difference(gradients(model, part), gradients(snapshot, part)), plan.differences.clipping)
+                    step.add(Difference(gradients(model, part), gradients(snapshot, part)), state)
                 released = step.release(kept.recorder(step_name(number))).gradients
                 for name, parameter in parameters.items():
                     parameter.grad = released[name] + level[name]
@@ -196,77 +211,6 @@ def train(
             kept.save(number + 1)
     optimizer.zero_grad()
     return Trained(model, kept.ledger, plan.differences, [], kept.step)
-
-
-class _Kept:
-    """Where a run stands, in a folder if it has one: saved after the steps of each snapshot.
-
-    Formal guarantees: the run's events in the ledger are never more than the plan's, however often it was killed.
-    """
-
-    def __init__(
-        self,
-        plan: SnapshotPlan,
-        run: RunFolder | None,
-        ledger: Ledger,
-        parts: Mapping[str, Stateful],
-        randomness: Randomness,
-    ) -> None:
-        self.ledger = run.ledger if run is not None else ledger
-        self.step = 0
-        self._plan, self._run, self._parts, self._randomness = plan, run, parts, randomness
-        self._first = len(self.ledger)
-        """Events that were in the ledger before the run."""
-
-    def begin(self, data: str) -> None:
-        """Say what the run is, and go to where it was saved."""
-        if self._run is None:
-            return
-        self._identity = {"plan": describe(self._plan), "seed": self._randomness.seed, "data": data}
-        self._run.begin(self._identity, seeded=self._randomness.reproducible)
-        state = self._run.state
-        if state is None:
-            self.save(0)
-            return
-        self.step, self._first = state["step"], state["first"]
-        self._randomness.restore(state["streams"])
-        if state["torch"] is not None:
-            torch.set_rng_state(state["torch"])
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
-
-    def allows(self, block: range) -> bool:
-        """Whether the plan still pays for a snapshot and its steps; those that are repeated exactly are paid for."""
-        if not block:
-            return False
-        names = {f"snapshot {block[0]}": self._plan.snapshots.step_event(block[0] // self._plan.every)}
-        names |= {step_name(number): self._plan.differences.step_event(number) for number in block}
-        fresh = Counter(event for name, event in names.items() if self._run is None or not self._run.holds(name))
-        return self._used() + fresh <= self._plan.counted
-
-    def recorder(self, name: str) -> Record:
-        if self._run is not None:
-            return partial(self._run.record, name)
-        return lambda event, _: self.ledger.record(event)
-
-    def save(self, step: int) -> None:
-        self.step = step
-        if self._run is not None:
-            state: dict[str, Any] = {name: part.state_dict() for name, part in self._parts.items()}
-            streams = self._randomness.state()
-            state |= {"identity": self._identity, "first": self._first, "streams": streams}
-            self._run.save(step, {**state, "torch": torch.get_rng_state() if streams else None})
-
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.close()
-
-    def _used(self) -> Counter[Event]:
-        used, seen = Counter[Event](), 0
-        for event, count in self.ledger:
-            used[event] += min(count, max(0, seen + count - self._first))
-            seen += count
-        return used
 
 
 class Difference(PerExampleGradients):
@@ -305,3 +249,113 @@ class Difference(PerExampleGradients):
 
 def _parts(indices: Tensor, size: int) -> Iterator[Tensor]:
     yield from indices.split(size) if len(indices) else (indices,)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Svrg(Method):
+    """DP-SGD with variance reduction: the model of a recipe, noisy gradients of differences from a snapshot.
+
+    It forms the gradients of single records, and is for small models.
+
+    Attributes:
+        sampling_rate: the probability that a record joins a step's batch.
+        steps: steps on differences.
+        every: steps for each snapshot.
+        clip: the norm to which gradients at a snapshot are clipped.
+        difference_clip: the norm to which differences are clipped.
+        learning_rate, momentum: of SGD.
+    """
+
+    noise_path = "gradient"
+    source = "after Johnson and Zhang 2013"
+    limits: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("steps", "every"), "[1, inf)"),
+        **dict.fromkeys(("clip", "difference_clip", "learning_rate"), "(0, inf)"),
+        "sampling_rate": "(0, 1]",
+        "momentum": "[0, 1)",
+    }
+    noise_is = "the clipped gradient at snapshots, and clipped differences"
+    proof = "(epsilon, delta) for snapshots and steps together: proved"
+
+    key: str = "svrg"
+    title: str = "DP-SGD with variance reduction (SVRG)"
+    by_default: bool = False
+    recipe: str = option("", "the recipe whose model is trained; without it, the one that fits the records")
+    model: str = option("", "another model: a name of privet.models, or py:package.module:Net")
+    sampling_rate: float = 0.1
+    steps: int = 100
+    every: int = 10
+    clip: float = 1.0
+    difference_clip: float = 0.3
+    learning_rate: float = 0.5
+    momentum: float = 0.0
+
+    def audits(self, ran: Ran, power: Power, progress: Progress | None = None) -> tuple[Audit, ...]:
+        """Steps on differences and snapshots, each by its plan."""
+        missing = {**ran.missing, "differences": "gradients of one model take their place in an audit"}
+        return super().audits(replace(ran, missing=missing), power, progress)
+
+    def release_audits(
+        self, ran: Ran, power: Power, progress: Progress | None = None
+    ) -> tuple[tuple[Audit, ...], Event]:
+        """The snapshots, whose plan follows from that of the steps and the settings."""
+        steps = ran.plan
+        if steps is None or not (isinstance(steps.noise, GaussianNoise) and isinstance(steps.clipping, FlatClipping)):
+            return (), NOTHING
+        plan = snapshot_plan(
+            steps.records,
+            batch_size=round(steps.expected_batch_size),
+            steps=steps.steps,
+            every=self.every,
+            delta=ran.delta,
+            max_grad_norm=self.clip,
+            difference_norm=steps.clipping.max_grad_norm,
+            noise_multiplier=steps.noise.multiplier,
+        ).snapshots
+        taken = min(-(-ran.steps // self.every), plan.steps)
+        run = RunPlan(plan, {part: why for part, why in ran.missing.items() if part == "model"}, taken)
+        refuted = unrecorded(run, ran.ledger, ran.delta, power.confidence)
+        if refuted is not None:
+            return (refuted,), NOTHING
+        own: dict[str, Any] = {}
+        if ran.release is not None:
+            own = {"model": ran.release.part, "records": ran.release.train.tensors}
+        asked = {**power.asked(ran.delta, progress), "canaries": power.canaries, "name": "SVRG's snapshots"}
+        return audit_plan(run, **own, **asked), run.event
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        dataset = task.dataset
+        recipe, _ = chosen(self.recipe, dataset, self.model)
+        if len(dataset.train) != dataset.size:
+            raise InputError(
+                "Variance reduction takes the number of training records as public: leave out the public size."
+            )
+        model = build_model(recipe, dataset, task.seed)
+        plan = snapshot_plan(
+            dataset.size,
+            batch_size=max(1, round(self.sampling_rate * dataset.size)),
+            steps=self.steps,
+            every=self.every,
+            delta=task.delta,
+            max_grad_norm=self.clip,
+            difference_norm=self.difference_clip,
+            epsilon=task.epsilon,
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum)
+
+        def on_step(step: int) -> None:
+            if context.on_step is not None:
+                context.on_step({"what": "Training", "step": step, "steps": self.steps})
+
+        done = train(model, optimizer, dataset.train, plan, seed=task.seed, on_step=on_step, **context.where)
+        settings = {
+            "Recipe": f"{recipe.name}: its model; its settings are not used",
+            "Steps": f"{done.steps:,} on differences, and a snapshot before every {self.every} of them",
+            "Batch": f"{plan.differences.expected_batch_size:,.0f} records expected; all records for a snapshot",
+            "Clipping": f"C = {self.clip:g} at a snapshot, {self.difference_clip:g} for differences",
+            "Noise": f"{plan.differences.noise.describe()} for differences, {plan.snapshots.noise.describe()} for snapshots",
+            "Optimizer": f"SGD, learning rate {self.learning_rate:g}, momentum {self.momentum:g}",
+        }
+        release = TrainedModel(model, model, dataset.train, dataset.test, recipe.model.name, arguments(recipe, dataset))
+        return Outcome(release, plan=plan.differences, steps=done.steps, settings=settings)

@@ -1,32 +1,40 @@
-"""Artificial data in place of records: what is asked of a method, and what it gives back."""
+"""Synthetic data in place of records: the order, what comes back, and the base of the methods that make it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from privet.data import Categorical, Numeric, Split
+from privet.audit import Audit
+from privet.data import Categorical, Numeric, Progress, Split
 from privet.errors import InputError
-from privet.privacy import Ledger, Relation
-from privet.training.standing import OnStep as OnStep
+from privet.io import in_bytes, memory_here
+from privet.methods.method import Context, Method, Outcome, Power, Ran, Task, option
+from privet.methods.private_accuracy import PrivateAccuracy, left_for_others
+from privet.methods.statistics import releases_in
+from privet.privacy import Budget, Event, Gaussian, Ledger, Relation, UnsupportedEventError
+from privet.training import Plan
+from privet.training.identity import plain, rebuild
+from privet.training.logs import OnStep as OnStep
 
 LABELS = ("protected", "votes")
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked of a method.
+    """The order for a method that makes synthetic data.
 
     Attributes:
         classes: how many classes there are; public.
         size: how many artificial examples to make.
         epsilon, delta: the budget for everything that looks at the records.
         labels: "protected", where a record's label is part of what is protected; "votes", where teachers of disjoint records
-            vote on the labels of the examples (`privet.methods.voted_labels`), and a record is protected with its label.
+            vote on the labels of the examples (`privet.methods.pate`), and a record is protected with its label.
         seed: makes the run repeatable; such examples are not for release.
         source: a name for the records, for the cache of their features.
         records: how many records there are, as far as that is public; 0 where nothing is known but the records.
@@ -75,6 +83,8 @@ class Synthetic:
         settings: the method's settings in words, for the page and the card.
         accountant: whose theorem calibrated the noise.
         place: where the noise enters, as `privet.report.places` names it; where it is not given, the ledger tells.
+        plan: of the private steps, which an audit rebuilds; None where there are none.
+        steps: how many of them were done.
     """
 
     inputs: Tensor
@@ -84,6 +94,8 @@ class Synthetic:
     settings: dict[str, str] = field(default_factory=dict)
     accountant: str = "pld"
     place: str = ""
+    plan: Plan | None = None
+    steps: int = 0
 
     def __post_init__(self) -> None:
         if self.inputs.dtype != torch.float32 or self.labels.dtype != torch.int64:
@@ -97,7 +109,7 @@ class Synthetic:
 
     @property
     def targets(self) -> Tensor:
-        """What a student learns: the teacher's probabilities where there are any, else the labels."""
+        """The targets of a student: the teacher's probabilities if there are any, otherwise the labels."""
         return self.labels if self.soft is None else self.soft
 
     def split(self) -> Split:
@@ -106,7 +118,7 @@ class Synthetic:
 
 
 def check_classes(order: Order) -> None:
-    """There is something to tell apart."""
+    """Raise unless there are at least two classes."""
     if order.classes < 2:
         raise InputError("There is one class only, and nothing to tell apart: name at least two classes.")
 
@@ -116,7 +128,7 @@ class Synthesizer(Protocol):
 
     @property
     def title(self) -> str:
-        """Its name on a page, which says so where its epsilon is only claimed."""
+        """Its name on a page; it says so if its epsilon is only claimed."""
         ...
 
     @property
@@ -124,9 +136,164 @@ class Synthesizer(Protocol):
         """The relation under which it accounts; its ledger is opened with it."""
         ...
 
-    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
-        """Make the examples. Every use of `records` is in `ledger` before its noise is drawn.
+    def synthesize(self, records: Split, order: Order, context: Context) -> Synthetic:
+        """Make the examples. Every use of `records` is in the ledger of `context` before its result is used.
 
-        `on_step` is called as `privet.methods.dpsgd.train` calls it.
+        What was paid for is kept in its folder, if it has one: a run that was killed goes on from there.
         """
         ...
+
+
+S = TypeVar("S", bound="SyntheticMethod")
+MOST = 30_000
+"""The largest number of examples that are made if the user does not say how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticMethod(Method):
+    """Base of the methods that make synthetic data: a subclass is a `Synthesizer` too.
+
+    Formal guarantees: those of `synthesize`, of the votes on labels where they are asked for, and of a noisy accuracy where
+    test records are protected; all are in one ledger within the task's budget.
+    """
+
+    makes = "data"
+    limits: ClassVar[dict[str, str]] = {"votes_share": "(0, 1)"}
+    size: int = option(0, f"how many examples to make; 0 for as many as records, at most {MOST:,}")
+    labels: str = option("protected", "protected with the record, or votes: teachers of disjoint records vote on them")
+    votes_share: float = option(0.5, "with votes: their share of the budget")
+    teachers: int = option(0, "with votes: how many teachers; 0 for the usual number")
+    queries: int = option(
+        0, "with votes: how many examples the teachers are asked about; 0 for as many as the noise allows"
+    )
+    threshold: float = option(0.0, "with votes: answer only where a class has this many votes; 0 for all")
+    threshold_noise: float = option(0.0, "with votes: the noise of the count that is compared with the threshold")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels not in LABELS:
+            raise InputError(f"Labels are {' or '.join(LABELS)}, not {self.labels!r}.")
+
+    @property
+    def full_title(self) -> str:
+        return f"{self.title}, labeled by noisy votes" if self.labels == "votes" else self.title
+
+    def synthesize(self, records: Split, order: Order, context: Context) -> Synthetic:
+        """Make the examples. Every use of `records` is in the ledger of `context` before its result is used."""
+        raise NotImplementedError
+
+    def carried_to(self, other: S) -> S:
+        """The other method with this one's size and labels."""
+        shared = {each.name for each in fields(SyntheticMethod)} - {each.name for each in fields(Method)}
+        return replace(other, **{name: getattr(self, name) for name in shared})
+
+    def order(self, task: Task) -> Order:
+        """The order for a task. One that does not fit into the machine's memory is refused."""
+        dataset = task.dataset
+        size = self.size or min(dataset.size, MOST)
+        if (needed := 8 * size * (math.prod(dataset.shape) + 1)) > (there := memory_here()):
+            raise InputError(
+                f"{size:,} examples take {in_bytes(needed)} of memory, and this machine has {in_bytes(there)}: ask for a smaller "
+                "size."
+            )
+        return Order(
+            classes=len(dataset.classes),
+            records=dataset.size,
+            at_most=dataset.at_most,
+            size=size,
+            epsilon=task.epsilon,
+            delta=task.delta,
+            labels=self.labels,
+            seed=task.seed,
+            source=dataset.name,
+            columns=task.schema.features if task.schema is not None else (),
+        )
+
+    def fit(self, task: Task, context: Context) -> Outcome:
+        order, maker = self.order(task), self._synthesizer(task)
+        given = order
+        if context.protect_test:  # without the share of the accuracy
+            given = replace(order, epsilon=left_for_others(order.epsilon, order.delta, self.relation))
+        made = kept("synthetic", context, lambda: maker.synthesize(task.dataset.train, given, context))
+        accuracy = _charged(order, context, made.accountant) if context.protect_test else None
+        return Outcome(
+            made,
+            plan=made.plan,
+            steps=made.steps,
+            settings=made.settings,
+            accuracy=accuracy,
+            accountant=made.accountant,
+            noise_path=made.place,
+        )
+
+    def _check_without_votes(self) -> None:
+        for each in fields(SyntheticMethod):
+            if each.metadata.get("meaning", "").startswith("with votes") and getattr(self, each.name) != each.default:
+                raise InputError(
+                    f"The setting {each.name} is used for labels by votes: ask for them (--labels votes, or labels='votes'), or "
+                    f"leave it out."
+                )
+
+    def statistics(self) -> tuple[str, ...]:
+        """The releases of `privet.methods.statistics` that it makes, in their order; an audit runs their code."""
+        return ()
+
+    def release_audits(
+        self, ran: Ran, power: Power, progress: Progress | None = None
+    ) -> tuple[tuple[Audit, ...], Event]:
+        from privet.methods.voting import voting_audits
+
+        asked = power.asked(ran.delta, progress)
+        found, covered = releases_in(ran.ledger, self.statistics(), **asked)
+        votes, voted = voting_audits(ran.ledger, **asked)
+        return (*found, *votes), covered + voted
+
+    def _synthesizer(self, task: Task) -> Synthesizer:
+        if self.labels != "votes":
+            self._check_without_votes()
+            return self
+        from privet.methods.pate import VotedLabels, usual_teachers
+
+        return VotedLabels(
+            self,
+            self.votes_share,
+            self.teachers or usual_teachers(task.dataset.size, task.epsilon),
+            self.queries,
+            self.threshold,
+            self.threshold_noise,
+        )
+
+
+def kept(name: str, context: Context, make: Callable[[], Synthetic]) -> Synthetic:
+    """The examples that the run kept under this name, or new ones, which are written to the disk before they are used."""
+    if context.folder is None:
+        return make()
+
+    def examples() -> dict[str, Any]:
+        made = make()
+        values = {each.name: getattr(made, each.name) for each in fields(Synthetic) if each.name != "ledger"}
+        return values | {"plan": None if made.plan is None else plain(made.plan)}
+
+    found = context.releases.keep(name, examples)
+    return Synthetic(**found | {"ledger": context.ledger, "plan": rebuild(found["plan"], part="the plan")})
+
+
+def _charged(order: Order, context: Context, accountant: str) -> PrivateAccuracy | None:
+    """The accuracy with its share of the budget, or with less where less is left, charged; None where nothing is left.
+
+    The rest is counted by the method's own accountant, which is the one of a claim.
+    """
+
+    def charge(ledger: Ledger) -> float | None:
+        # The share of the accuracy and the noise of the method were fixed by the order, before anything was released.
+        budget = Budget(order.epsilon, order.delta, ledger.relation, accountant).after(ledger, fixed_beforehand=True)
+        planned = PrivateAccuracy.within(order.epsilon, order.delta, ledger.relation)
+        try:
+            measuring = PrivateAccuracy(max(budget.least(Gaussian), planned.noise_multiplier))
+        except (InputError, UnsupportedEventError):
+            return None  # the method has spent everything
+        measuring.charge(ledger)
+        return measuring.noise_multiplier
+
+    noise = context.releases.get("accuracy", charge)
+    return None if noise is None else PrivateAccuracy(noise)

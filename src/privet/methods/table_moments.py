@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privet.data import Categorical, Numeric, Split
 from privet.errors import InputError
-from privet.methods.class_statistics import private_second_moments, private_sums
-from privet.methods.synthetic import OnStep, Order, Synthetic, check_classes
-from privet.privacy import Budget, Gaussian, Ledger, Relation
+from privet.methods.method import Context, Task, register
+from privet.methods.statistics import private_second_moments, private_sums
+from privet.methods.synthetic import Order, Synthetic, SyntheticMethod, check_classes
+from privet.privacy import Budget, Gaussian, Ledger
 from privet.randomness import Randomness, before_training
 
 _FURTHEST = 3.0
-"""Normal scores beyond it are moved to it: so many deviations hold all but a few records."""
+"""Normal scores beyond this many standard deviations are moved to it; that affects only a few records."""
 
 
-@dataclass(frozen=True)
-class TableMoments:
+@register
+@dataclass(frozen=True, kw_only=True)
+class TableMoments(SyntheticMethod):
     """A Gaussian copula for each class: noisy histograms of the columns, then noisy correlations of their normal scores.
 
     A number's histogram has equal bins between its bounds, a category's one bin for each. The score of a cell is
@@ -39,10 +42,24 @@ class TableMoments:
     histograms_share: float = 0.6
     pooling: float = 0.5
 
-    title = "One-shot class moments of a table"
-    relation = Relation.ADD_REMOVE
+    limits: ClassVar[dict[str, str]] = SyntheticMethod.limits | {
+        "bins": "[1, inf)",
+        "histograms_share": "(0, 1)",
+        "pooling": "[0, 1]",
+    }
+    noise_path = "moments"
+    noise_is = "histograms of the columns, and their correlations"
+    proof = "proved"
+    protects_users = True
 
-    def synthesize(self, records: Split, order: Order, ledger: Ledger, on_step: OnStep | None = None) -> Synthetic:
+    key: str = "table-moments"
+    title: str = "One-shot class moments of a table"
+    by_default: bool = False
+
+    def why_not(self, task: Task) -> str:
+        return super().why_not(task) or ("" if task.schema is not None else "it is for tables with a schema")
+
+    def synthesize(self, records: Split, order: Order, context: Context) -> Synthetic:
         check_classes(order)
         if not order.columns:
             raise InputError("The moments of a table need its columns: give its schema.")
@@ -50,8 +67,12 @@ class TableMoments:
         sigma = Budget(order.epsilon, order.delta, accountant="gdp").least(Gaussian)
         codes = _codes(records.inputs, order.columns, self.bins)
         widths = [self._bins(column) for column in order.columns]
-        histograms = self._histograms(codes, widths, records, order, sigma, ledger, randomness)
-        roots = self._roots(codes, histograms, records, order, sigma, ledger, randomness)
+
+        def release(ledger: Ledger) -> tuple[list[Tensor], Tensor]:
+            histograms = self._histograms(codes, widths, records, order, sigma, ledger, randomness)
+            return histograms, self._roots(codes, histograms, records, order, sigma, ledger, randomness)
+
+        histograms, roots = context.releases.get("moments", release, randomness)
         counts = torch.stack([histogram.sum(1) for histogram in histograms]).mean(0)
         generator = torch.Generator()
         _ = generator.seed() if order.seed is None else generator.manual_seed(order.seed)
@@ -63,7 +84,10 @@ class TableMoments:
             for index, (histogram, column) in enumerate(zip(histograms, order.columns, strict=True))
         ]
         told = {"Generator": f"histograms of {len(widths)} columns for each class, and the correlations of the columns"}
-        return Synthetic(torch.cat(blocks, 1).float(), labels, None, ledger, told)
+        return Synthetic(torch.cat(blocks, 1).float(), labels, None, context.ledger, told)
+
+    def statistics(self) -> tuple[str, ...]:
+        return "sums", "second-moments"
 
     def _bins(self, column: Numeric | Categorical) -> int:
         return self.bins if isinstance(column, Numeric) else len(column.categories)

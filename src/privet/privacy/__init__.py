@@ -1,10 +1,25 @@
-"""What was done to the data, what it cost, and by whose theorem."""
+"""Privacy: events, ledgers, accountants, budgets and the meaning of a statement."""
 
-from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named, accountant_names
-from privet.privacy.accountants.filters import Filter
-from privet.privacy.budget import Budget, steps_of
-from privet.privacy.calibration import calibrate_batch_size, calibrate_noise, calibrate_schedule, calibrate_steps
-from privet.privacy.deltas import delta_warning, usual_delta, warn_of_delta
+from privet.privacy.account_books import AccountStanding
+from privet.privacy.accountants import (
+    ACCOUNTANTS,
+    Accountant,
+    UnsupportedEventError,
+    accountant_named,
+    accountant_names,
+)
+from privet.privacy.accountants.base import Tally
+from privet.privacy.accountants.rdp import Filter
+from privet.privacy.budget import (
+    Budget,
+    Schedule,
+    calibrate_batch_size,
+    calibrate_noise,
+    calibrate_schedule,
+    calibrate_steps,
+    steps_of,
+)
+from privet.privacy.data_account import AccountedRun, AccountExhausted, DataAccount
 from privet.privacy.events import (
     Adaptive,
     ApproximateDP,
@@ -25,25 +40,29 @@ from privet.privacy.events import (
     PublishedClaim,
     PureEpsilon,
     RandomizedResponse,
+    RepeatAndSelect,
     ShuffledEpoch,
 )
-from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, weakest
+from privet.privacy.guarantees import Assumed, Claimed, Guarantee, Proved, Relation, weakest
 from privet.privacy.ledger import Ledger, LedgerError
-from privet.privacy.meaning import Meaning
-from privet.privacy.relations import Relation
-from privet.privacy.schedules import Schedule
-from privet.privacy.spent import Spent
+from privet.privacy.meaning import Meaning, TradeOff
+from privet.privacy.selection import Trials
+from privet.privacy.spent import Spent, delta_warning, usual_delta, warn_of_delta
 from privet.privacy.together import Part, Together, spent_together
-from privet.privacy.tradeoff import TradeOff
 
 __all__ = [
+    "ACCOUNTANTS",
+    "AccountExhausted",
+    "AccountStanding",
     "Accountant",
+    "AccountedRun",
     "Adaptive",
     "ApproximateDP",
     "Assumed",
     "Budget",
     "Claimed",
     "CovarianceRelease",
+    "DataAccount",
     "Event",
     "Filter",
     "FixedSizeSampled",
@@ -68,11 +87,14 @@ __all__ = [
     "PureEpsilon",
     "RandomizedResponse",
     "Relation",
+    "RepeatAndSelect",
     "Schedule",
     "ShuffledEpoch",
     "Spent",
+    "Tally",
     "Together",
     "TradeOff",
+    "Trials",
     "UnsupportedEventError",
     "accountant_named",
     "accountant_names",

@@ -1,4 +1,4 @@
-"""The figures of `privet account`: epsilon against steps under every accountant, and the trade-off curve of a statement."""
+"""The figures of `privet account`: epsilon against steps for every accountant, and the trade-off curve of a statement."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from privet.errors import InputError
+from privet.errors import InputError, PrivetError
+from privet.io import of_the_path, why_refused
 from privet.privacy.accountants import accountant_named
 from privet.privacy.accountants.composition import Strong
 from privet.privacy.events import Gaussian, PoissonSampled
-from privet.privacy.guarantees import Proved
-from privet.privacy.relations import Relation
+from privet.privacy.guarantees import Proved, Relation
+from privet.privacy.meaning import TradeOff
 from privet.privacy.spent import Spent, round_up
-from privet.privacy.tradeoff import TradeOff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ CURVES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("gdp", "GDP", {"color": "#e7298a", "linewidth": 3.5}),
     ("pld", "PLD", {"color": "#1b9e77", "linewidth": 2.2}),
 )
-"""Every accountant but the slow reference, and the paper's own Gaussian bound with the amplification that holds."""
+"""All of Privet's accountants except the slow reference, and strong composition with the paper's own Gaussian bound."""
 ENDINGS = (".svg", ".png", ".pdf")
 LEGEND: dict[str, Any] = {"alignment": "left", "fontsize": 9, "title_fontsize": 9, "frameon": False}
 
@@ -47,7 +47,7 @@ def epsilon_curves(
     relation: Relation | str = Relation.ADD_REMOVE,
     points: int = 16,
 ) -> tuple[list[int], dict[str, list[float]]]:
-    """The steps at which epsilon is computed, and for each accountant that has a bound its epsilons."""
+    """The steps at which epsilon is computed, and the epsilons of each accountant that has a bound."""
     marks = sorted({max(1, round(steps * (i / points) ** 1.5)) for i in range(1, points + 1)})
     step = PoissonSampled(rate, Gaussian(noise_multiplier))
     curves: dict[str, list[float]] = {}
@@ -58,8 +58,8 @@ def epsilon_curves(
     return marks, curves
 
 
-def draw_epsilons(
-    axes: Axes,
+def save_epsilons(
+    path: str | Path,
     rate: float,
     noise_multiplier: float,
     delta: float,
@@ -67,7 +67,14 @@ def draw_epsilons(
     *,
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> None:
-    """Draw epsilon against steps, one curve for each accountant, labelled at its end."""
+    """Draw epsilon against steps, one curve for each accountant, as an SVG, PNG or PDF file, depending on its ending."""
+    file = _checked(path)
+    if noise_multiplier == 0:
+        raise InputError("Without noise every epsilon is infinite, so there is nothing to draw.")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 4.4), layout="constrained")
+    axes = figure.add_subplot()
     marks, curves = epsilon_curves(rate, noise_multiplier, delta, steps, relation=relation)
     for key, label, style in CURVES:
         if key in curves:
@@ -80,30 +87,11 @@ def draw_epsilons(
     axes.set_title(f"sampling rate {rate:g}, noise multiplier {noise_multiplier:g} ({said})", fontsize=10)
     axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend(title=f"epsilon after {steps:,} steps", loc="upper left", bbox_to_anchor=(1.02, 1.0), **LEGEND)
-
-
-def save_epsilons(
-    path: str | Path,
-    rate: float,
-    noise_multiplier: float,
-    delta: float,
-    steps: int,
-    *,
-    relation: Relation | str = Relation.ADD_REMOVE,
-) -> None:
-    """Write the figure to a file: SVG, PNG or PDF by its ending."""
-    file = _checked(path)
-    if noise_multiplier == 0:
-        raise InputError("Without noise every epsilon is infinite: there is nothing to draw.")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 4.4), layout="constrained")
-    draw_epsilons(figure.add_subplot(), rate, noise_multiplier, delta, steps, relation=relation)
     _write(figure, file)
 
 
 def save_tradeoff(path: str | Path, spent: Spent) -> None:
-    """Write the trade-off curve of a statement to a file: both error rates of the best test, and its low rates beside."""
+    """Write the trade-off curve of a statement to a file: both error rates of the best test, and low rates magnified."""
     file = _checked(path)
     from matplotlib.figure import Figure
 
@@ -120,27 +108,27 @@ def save_tradeoff(path: str | Path, spent: Spent) -> None:
 
 
 def draw_tradeoff(axes: Axes, spent: Spent) -> None:
-    """False negative against false positive rate; no test gets into the shaded region."""
+    """Draw the false negative against the false positive rate; no test can reach the shaded region."""
     rates = np.linspace(0.0, 1.0, 401)
     _curves(axes, spent, rates, rates, lambda curve: curve.false_negative_rates(rates), missed=True)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
-    axes.set_xlabel("false positive rate: others who are wrongly named")
-    axes.set_ylabel("false negative rate: people who are missed")
+    axes.set_xlabel("false positive rate: people wrongly named")
+    axes.set_ylabel("false negative rate: people missed")
     axes.set_title("Both errors of the best test", fontsize=10)
 
 
 def draw_low_rates(axes: Axes, spent: Spent) -> None:
-    """True positive against false positive rate on logarithmic axes, where an attacker is nearly sure."""
+    """Draw the true positive against the false positive rate on logarithmic axes, for attackers who are nearly sure."""
     rates = np.geomspace(1e-5, 1.0, 201)
     _curves(axes, spent, rates, rates, lambda curve: 1 - curve.false_negative_rates(rates), missed=False)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(1e-5, 1)
     axes.set_ylim(1e-5, 1.3)
-    axes.set_xlabel("false positive rate: others who are wrongly named (log)")
-    axes.set_ylabel("true positive rate: people who are found (log)")
+    axes.set_xlabel("false positive rate: people wrongly named (log)")
+    axes.set_ylabel("true positive rate: people found (log)")
     axes.set_title("When the attacker must be nearly sure", fontsize=10)
 
 
@@ -154,7 +142,7 @@ def _curves(axes: Axes, spent: Spent, x: Any, rates: Any, height: Any, *, missed
         color="#1b5e8c",
         alpha=0.10,
         linewidth=0,
-        label=f"no test gets here{_mark(spent)}",
+        label=f"no test reaches this region{_mark(spent)}",
     )
     axes.plot(x, 1 - rates if missed else rates, color="#5d5a53", linestyle="--", linewidth=1, label="guessing blindly")
     envelope = height(TradeOff([(spent.epsilon, spent.delta)]))
@@ -164,7 +152,7 @@ def _curves(axes: Axes, spent: Spent, x: Any, rates: Any, height: Any, *, missed
     if found.mu is None and 0 < mu < math.inf:
         gaussian = ndtr(mu + ndtri(rates))
         drawn = 1 - gaussian if missed else gaussian
-        label = f"to compare, no bound: a Gaussian of mu = {mu:.3g}"
+        label = f"for comparison, not a bound: a Gaussian with mu = {mu:.3g}"
         axes.plot(x, drawn, color="#7d5200", linestyle=":", linewidth=1.6, label=label)
     label = f"the best test{_mark(spent)} (advantage {math.ceil(1000 * found.advantage) / 1000:.3f})"
     axes.plot(x, own, color="#1b5e8c", linewidth=2.2, label=label)
@@ -178,7 +166,7 @@ def _mark(spent: Spent) -> str:
 def _checked(path: str | Path) -> Path:
     file = Path(path)
     if file.suffix.lower() not in ENDINGS:
-        raise InputError(f"The ending of {file} says no kind of figure: use {', '.join(ENDINGS)}.")
+        raise InputError(f"{file} has an unknown ending for a figure: use {', '.join(ENDINGS)}.")
     return file
 
 
@@ -186,4 +174,5 @@ def _write(figure: Figure, file: Path) -> None:
     try:
         figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
     except OSError as error:
-        raise InputError(f"The figure {file} cannot be written: {error.strerror}.") from None
+        kind = InputError if of_the_path(error) else PrivetError
+        raise kind(f"The figure {file} cannot be written {why_refused(error)}.") from None

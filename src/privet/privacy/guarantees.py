@@ -1,17 +1,45 @@
-"""What stands behind a privacy statement: a proof, a proof under assumptions, or only a claim."""
+"""The neighboring relation of a privacy statement, and its guarantee: proved, assumed or only claimed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from privet.errors import InputError
 
 
+class Relation(StrEnum):
+    """Which data sets are neighbors in an (epsilon, delta) statement.
+
+    A contribution of norm at most C moves a sum by at most C when a record is added or removed, and by at most 2C when a
+    record is replaced. Events state their noise relative to C; accountants apply the factor.
+    """
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+    def describe(self, unit: str = "record") -> str:
+        return f"{'add/remove' if self is Relation.ADD_REMOVE else 'replace'} one {unit}"
+
+    @property
+    def factor(self) -> float:
+        """How far a sum can move, in units of one contribution: 1 or 2."""
+        return 1.0 if self is Relation.ADD_REMOVE else 2.0
+
+    @classmethod
+    def of(cls, relation: Relation | str) -> Relation:
+        try:
+            return cls(relation)
+        except ValueError:
+            known = ", ".join(item.value for item in cls)
+            raise InputError(f"There is no relation {relation!r}: there are {known}.") from None
+
+
 @dataclass(frozen=True)
 class Proved:
-    """A theorem covers exactly what was run."""
+    """A theorem covers exactly this run."""
 
     def __str__(self) -> str:
         return "proved"
@@ -19,10 +47,10 @@ class Proved:
 
 @dataclass(frozen=True)
 class Assumed:
-    """A theorem covers what was run if the named assumptions hold; nothing in the run enforces them.
+    """A theorem covers the run if the named assumptions hold; nothing in the run enforces them.
 
     Attributes:
-        assumptions: each one a clause that can be read after "assuming".
+        assumptions: clauses that can follow the word "assuming".
     """
 
     assumptions: tuple[str, ...]
@@ -38,10 +66,10 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Claimed:
-    """Somebody published the number, and the argument for it does not hold for what was run.
+    """Somebody published this number, but the argument behind it does not hold for this run.
 
     Attributes:
-        by: who claims it.
+        by: who made the claim.
         because: why the claim does not hold.
     """
 
@@ -50,7 +78,7 @@ class Claimed:
 
     def __post_init__(self) -> None:
         if not self.by or not self.because:
-            raise InputError("Claimed needs both who claims it and why the claim does not hold.")
+            raise InputError("Claimed needs both: who made the claim, and why it does not hold.")
 
     def __str__(self) -> str:
         return f"only claimed by {self.by}: {self.because}"
@@ -60,7 +88,7 @@ Guarantee = Proved | Assumed | Claimed
 
 
 def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """The guarantee of a whole from those of its parts: one claim makes a claim, assumptions add up."""
+    """Combine the guarantees of parts: any claim makes the whole a claim, and assumptions add up."""
     found = tuple(dict.fromkeys(guarantees))
     claims = [guarantee for guarantee in found if isinstance(guarantee, Claimed)]
     if claims:
@@ -72,7 +100,7 @@ def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
 
 
 def said_vacuous(guarantee: Guarantee) -> str:
-    """A guarantee in words where the budget is too large to promise anything: what stands behind it is still named."""
+    """Describe a guarantee whose budget is too large to promise anything."""
     match guarantee:
         case Proved():
             return f"{guarantee}, but vacuous: it promises nothing in practice"

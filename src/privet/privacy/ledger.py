@@ -1,91 +1,112 @@
-"""The append-only record of what was done to the data; every epsilon is computed from it."""
+"""The ledger: the append-only record of the events of a run, from which epsilon is computed."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from privet.errors import InputError, PrivetError
-from privet.locks import Busy, Lock
+from privet.io import kind_of, sync_folder, user_path, why_refused
+from privet.io.chained import Appender, BrokenChain, NotAnEntry, chained, entry_of, line_of
 from privet.privacy.accountants import Accountant, accountant_named
 from privet.privacy.events import Event, Nothing, composed
-from privet.privacy.guarantees import Guarantee
-from privet.privacy.relations import Relation
+from privet.privacy.guarantees import Guarantee, Relation
 from privet.privacy.spent import Spent
 
 _FORMAT = 1
 _HASH = re.compile(rb'"hash": *"([0-9a-f]{64})"}\s*$')
 _BEFORE_HASH, _AFTER_HASH = -67, -3
-"""Where the 64 digits of the running hash stand in a line, from its end."""
+"""The place of the 64 digits of the running hash, counted from the end of a line."""
+_LONGEST = 16 << 20
+"""Bytes of a line; a longer one is not an entry."""
+
+
+_LOST = (
+    ", so the run stops: its privacy cost can no longer be recorded. Start again in another folder; the steps until now still "
+    "count"
+)
 
 
 class LedgerError(PrivetError):
     """A ledger file cannot be trusted or cannot be written."""
 
 
+class Payer(Protocol):
+    """Who pays for the events of a ledger: the account of the data set (`privet.privacy.data_account`)."""
+
+    def reserve(self, event: Event) -> None:
+        """Set aside what `event` will cost; raises if there is not enough left."""
+
+    def pay(self, event: Event) -> None:
+        """Pay for `event` before it is recorded; raises if there is not enough left."""
+
+
 class Ledger:
     """The events of one run, in memory or in a file of JSON lines.
 
-    Formal guarantees: when `record` returns, the event is on the disk (fsync), so a run that records a step before it
-    uses the step's noise never shows less than was used, whenever it is killed. One process at a time appends: the lock is
-    taken before the file is read, and a file that somebody else has changed or deleted meanwhile takes nothing more.
+    Formal guarantees: when `record` returns, the event is on the disk (fsync). A run that records each step before it uses
+    the step's noise therefore never shows less than was used, even if it is killed. Only one process at a time appends: the
+    lock is taken before the file is read, and nothing is appended to a file that somebody else changed or deleted.
 
-    Each line carries a running hash. It shows that a line was changed, exchanged, repeated, inserted, or removed with others
-    after it. It does not show lines cut off at the end, nor a file that was written anew as a whole: the hash holds no
-    secret. Against both keep `head` somewhere else (a checkpoint, a privacy card) and give it to `open`. A last line that was
-    being written when the process died is recognised and dropped: `record` had not returned, so its noise was never used.
+    Each line carries a running hash, which reveals that a line was changed, swapped, repeated or inserted, or removed from
+    the middle. It does not reveal that lines were cut off at the end, nor that the whole file was rewritten, because the
+    hash has no secret. Against both, keep `head` elsewhere (a checkpoint, a privacy card) and pass it to `open`. A last line
+    that was being written when the process died is recognized and dropped: `record` had not returned, so its noise was never
+    used. The first line of a file holds a random number, so that the heads of two runs differ even if their events are equal.
     """
 
     def __init__(
         self, path: str | Path | None = None, *, relation: Relation | str = Relation.ADD_REMOVE, unit: str = "record"
     ) -> None:
-        """Start an empty ledger; with `path`, in a new file (an existing one is never overwritten: use `open`)."""
+        """Start an empty ledger, with `path` in a new file. Existing files are never overwritten: continue them with `open`."""
         self.relation = Relation.of(relation)
         self.unit = unit
         self.path = Path(path) if path is not None else None
         self.torn = False
         self.conditions: tuple[str, ...] = ()
-        """What the statement takes as public; see `condition`."""
+        """Facts that the statement takes as public; see `condition`."""
         self.on_record: Callable[[str], None] | None = None
-        """Called with the new head when an event is on the disk, before `record` returns."""
+        """Called with the new head once an event is on the disk, before `record` returns."""
+        self.payer: Payer | None = None
+        """Pays for each event before it is recorded; None where no account is kept."""
         self._events: list[Event] = []
         self._counts: list[int] = []
-        """How often each of `_events` stands there in a row."""
+        """How often each of `_events` was recorded in a row."""
         self._total = 0
         self._lines = 0
         self._first_line: dict[Event, int] = {}
         self._named: dict[int, Event] = {}
         self._event: Event | None = Nothing()
-        self._file: IO[bytes] | None = None
-        self._size = 0
-        self._lock: Lock | None = None
+        self._file: Appender | None = None
         self._head = ""
         if self.path is not None:
             self._create(self.path)
-        self._write({"ledger": _FORMAT, "relation": self.relation.value, "unit": unit})
+        # A number that no other file has: without it two runs with the same events would have the same running hash.
+        own = {"run": secrets.token_hex(16)} if self.path is not None else {}
+        self._write({"ledger": _FORMAT, "relation": self.relation.value, "unit": unit, **own})
         if self.path is not None:
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
 
     @classmethod
     def open(cls, path: str | Path, *, head: str | None = None, read_only: bool = False) -> Ledger:
-        """Read a ledger file, check its running hash, and go on appending to it (unless `read_only`).
+        """Read a ledger file, check its running hash, and allow more events to be appended (unless `read_only`).
 
         Args:
             path: the file.
-            head: the head that is expected to be in it: refuses a file from which lines were cut.
-            read_only: `record` raises, and the file is left as it is; another process may be writing it.
+            head: a head that the file must contain; a file from which lines were cut off is refused.
+            read_only: do not change the file; `record` raises. Another process may be writing the file.
         """
         ledger = cls()
-        ledger.path = Path(path)
+        ledger.path = user_path(path)
         try:
+            if ledger.path.exists():
+                kind_of(ledger.path)  # a pipe or a device would never end
             if read_only:
                 with ledger.path.open("rb") as file:
                     ledger._replay(file, head)
@@ -94,46 +115,84 @@ class Ledger:
                 ledger._continue(ledger.path, head)
         except OSError as error:
             ledger.close()
-            raise InputError(f"The ledger {path} cannot be read: {error.strerror}.") from None
+            raise InputError(f"The ledger {path} cannot be read {why_refused(error)}.") from None
         except BaseException:
             ledger.close()
             raise
         return ledger
 
     def record(self, event: Event, count: int = 1) -> None:
-        """Append `event`, `count` times; returns when it is on the disk."""
+        """Append `event`, `count` times. Returns when it is on the disk."""
         if self._lines < 0:
             raise LedgerError(f"The ledger {self.path} was opened for reading only.")
         entry, event = self._entry(event, count)
         if entry is not None:
+            if self.payer is not None:
+                self.payer.pay(event)
             self._write(entry)
             self._note(event)
             if self.on_record is not None:
                 self.on_record(self._head)
 
+    def reserve(self, event: Event) -> None:
+        """Announce events that will be recorded. An account sets their cost aside, and raises if there is not enough left."""
+        if self.payer is not None:
+            self.payer.reserve(event)
+
     def head_after(self, event: Event, count: int = 1) -> str:
-        """The head that the ledger will have when `event` is recorded next."""
+        """The head that the ledger will have once `event` is recorded next."""
         entry, _ = self._entry(event, count)
-        return self._head if entry is None else _chain(self._head, entry)
+        return self._head if entry is None else chained(self._head, entry)
+
+    def draft(self) -> Draft:
+        """A copy in memory that goes on from here; `extend` takes over what is recorded in it."""
+        if self._lines < 0:
+            raise LedgerError(f"The ledger {self.path} was opened for reading only, or is closed.")
+        return Draft(self)
+
+    def extend(self, entries: Sequence[dict[str, Any]], before: str) -> None:
+        """Append what a draft recorded after the head `before`; what an interrupted call has appended already is passed over.
+
+        Formal guarantees: afterward the ledger holds each entry once. A ledger that is neither at `before`, nor between
+        two of the entries, nor past all of them is refused: lines were removed, or an older copy was put back.
+        """
+        heads = [before]
+        for entry in entries:
+            heads.append(chained(heads[-1], entry))
+        if self._head == heads[-1] or (self.path is not None and self.holds({heads[-1]})):
+            return
+        if self._head not in heads:
+            raise LedgerError(
+                f"The ledger {self.path} does not hold the events of a release that was made: lines were removed from it, or an "
+                f"older copy was put back. Put back the newest ledger, or start anew in another folder."
+            )
+        for entry in entries[heads.index(self._head) :]:
+            if "condition" in entry:
+                self.condition(str(entry["condition"]))
+            else:
+                self.record(self._named[entry["as"]] if "as" in entry else Event.from_dict(entry["event"]))
 
     def holds(self, heads: Iterable[str]) -> set[str]:
-        """Those of `heads` that the file had after one of its lines; a head of it proves all lines up to there."""
+        """Those of `heads` that the file had after one of its lines. A head proves all lines before it."""
         if self.path is None:
-            raise InputError("Only a ledger in a file remembers its earlier heads.")
+            raise InputError("Only a ledger in a file keeps its earlier heads.")
         wanted = {head.encode() for head in heads}
         with self.path.open("rb") as file:
             return {found[1].decode() for line in file if (found := _HASH.search(line)) and found[1] in wanted}
 
     def require_unit(self, unit: str) -> None:
-        """Raise unless the ledger counts what is done to a `unit`: what a record costs bounds nothing of a user who holds
-        several, and only what knows of users may be charged to them."""
+        """Raise unless the ledger counts the cost for a `unit`.
+
+        The cost for a record bounds nothing for a user with several records, so only mechanisms that know users may be
+        charged to a ledger of users.
+        """
         counts_users = self.unit != "record" and not self.unit.startswith("record ")
         if counts_users != (unit == "user"):
             way = "say whose each example is" if counts_users else "start it with unit='user'"
-            raise InputError(f"The ledger counts what is done to a {self.unit}, and this protects a {unit}: {way}.")
+            raise InputError(f"The ledger counts what is done to a {self.unit}, but this protects a {unit}: {way}.")
 
     def condition(self, fact: str) -> None:
-        """Write down, once, a fact that the statement takes as public; every `spent` names it."""
+        """Record, once, a fact that the statement takes as public; every `spent` lists it."""
         if fact in self.conditions:
             return
         if self._lines < 0:
@@ -142,16 +201,16 @@ class Ledger:
         self.conditions += (fact,)
 
     def size_is_public(self) -> None:
-        """Write down that steps, rate or divisor follow from the true number of records.
+        """Record that steps, rate or divisor were computed from the true number of records.
 
-        Between neighbors that replace one record that number is no secret: then there is nothing to write.
+        If neighbors replace one record, that number is no secret, and nothing is recorded.
         """
         if self.relation is Relation.ADD_REMOVE:
             self.condition(f"the number of {self.unit}s is public")
 
     @property
     def event(self) -> Event:
-        """Everything that was recorded, as one event."""
+        """All recorded events as one event."""
         if self._event is None:
             self._event = composed(*(event * count for event, count in self))
         return self._event
@@ -167,17 +226,22 @@ class Ledger:
         return self._head
 
     def spent(self, delta: float, accountant: str | Accountant = "pld") -> Spent:
-        """What the recorded events cost at `delta`, with everything that must travel with it."""
+        """The full statement for the recorded events at `delta`."""
         interpreter = accountant_named(accountant)
         found = interpreter.spent(self.event, delta, self.relation, unit=self.unit)
         return replace(found, conditions=self.conditions)
 
     def __iter__(self) -> Iterator[tuple[Event, int]]:
-        """The recorded events in order, runs of equal ones counted."""
+        """The recorded events in order; equal events in a row are counted."""
         return zip(self._events, self._counts, strict=True)
 
+    @property
+    def used(self) -> bool:
+        """Whether any recorded event uses the records: an assumption alone does not."""
+        return any(True for _ in self.event.leaves())
+
     def __len__(self) -> int:
-        """How many events were recorded."""
+        """The number of recorded events."""
         return self._total
 
     def close(self) -> None:
@@ -185,9 +249,6 @@ class Ledger:
             self._file.close()
             self._file = None
             self._lines = -1
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
     def __enter__(self) -> Ledger:
         return self
@@ -198,83 +259,46 @@ class Ledger:
     # --- the file ---------------------------------------------------------------------------------------------------
 
     def _create(self, path: Path) -> None:
-        exists = InputError(f"{path} exists already; continue it with Ledger.open.")
+        exists = InputError(f"{path} exists already: continue it with Ledger.open.")
         if path.exists():
             raise exists
         try:
-            self._lock = _locked(path)
-            self._file = path.open("xb")
+            self._file = Appender(path, "ledger", LedgerError, new=True, lost=_LOST)
         except FileExistsError:
-            self.close()
             raise exists from None
         except OSError as error:
-            self.close()
-            raise LedgerError(f"The ledger {path} cannot be written: {error.strerror}.") from None
+            raise LedgerError(f"The ledger {path} cannot be written {why_refused(error)}.") from None
 
     def _continue(self, path: Path, head: str | None) -> None:
-        # The lock comes first: what another process wrote after the reading would be overwritten.
-        if not path.is_file():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._lock = _locked(path)
-        self._file = path.open("r+b")
-        self._size = self._replay(self._file, head)
-        self._file.seek(self._size - 1)
-        ended = self._file.read(1) == b"\n"
-        self._file.truncate(self._size)
-        self._file.seek(self._size)
-        if not ended:
-            self._append(b"\n")
+        # The lock is taken before reading: otherwise lines that another process writes meanwhile would be overwritten.
+        self._file = Appender(path, "ledger", LedgerError, lost=_LOST)
+        assert self._file.file is not None
+        self._file.continue_at(self._replay(self._file.file, head))
 
     def _write(self, entry: dict[str, Any]) -> None:
-        head = _chain(self._head, entry)
+        head = chained(self._head, entry)
         if self._file is not None:
-            self._append(json.dumps({**entry, "hash": head}, allow_nan=False).encode() + b"\n")
+            try:
+                self._file.append(line_of(entry, head))
+            except LedgerError:
+                # Nobody knows what reached the disk, so nothing may be appended after a possibly torn line.
+                self.close()
+                raise
         elif self.path is not None:
             raise LedgerError(f"The ledger {self.path} is closed.")
         self._head = head
         self._lines += 1
 
-    def _append(self, line: bytes) -> None:
-        assert self._file is not None
-        try:
-            self._check_untouched(self._file.fileno())
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._size += len(line)
-        except OSError as error:
-            # What reached the disk is unknown now: nothing may be appended behind a possibly torn line.
-            self._abandon()
-            raise LedgerError(f"The ledger {self.path} cannot be written: {error.strerror}.") from None
-
-    def _check_untouched(self, descriptor: int) -> None:
-        """Where a lock does not hold (a network, a careless program), the file itself shows that somebody else was there."""
-        found = os.fstat(descriptor)
-        if found.st_nlink == 0:
-            self._abandon()
-            raise LedgerError(
-                f"The ledger {self.path} was deleted while it was being written: the run stops, since nothing counts any more. "
-                f"Start anew in another folder; what was used until now was used."
-            )
-        if found.st_size != self._size:
-            self._abandon()
-            raise LedgerError(f"The ledger {self.path} was changed by somebody else while it was being written.")
-
-    def _abandon(self) -> None:
-        with suppress(OSError):
-            self.close()
-        self._file, self._lines = None, -1
-
     # --- the lines --------------------------------------------------------------------------------------------------
 
     def _entry(self, event: Event, count: int) -> tuple[dict[str, Any] | None, Event]:
-        """What is written for `event`, and the event itself; None where there is nothing to write."""
+        """The entry to write for `event`, and the event itself; None if there is nothing to write."""
         if not isinstance(event, Event):
-            raise InputError(f"A ledger holds events, and this is a {type(event).__name__}.")
+            raise InputError(f"A ledger records events, not a {type(event).__name__}.")
         event = event * count
         if isinstance(event, Nothing):
             return None, event
-        # A repeated event is named by the line on which it first stood: a run of 10^5 steps stays a small file.
+        # A repeated event refers to the line of its first occurrence, so that the file of 10^5 steps stays small.
         known = self._first_line.get(event)
         return ({"event": event.to_dict()}, event) if known is None else ({"as": known}, self._named[known])
 
@@ -292,16 +316,16 @@ class Ledger:
         self._total += 1
         self._event = None
 
-    def _replay(self, file: Iterable[bytes], expected: str | None) -> int:
-        """Take in the lines of a file; returns the length of its good part."""
+    def _replay(self, file: IO[bytes], expected: str | None) -> int:
+        """Read the lines of a file; returns the length of its valid part."""
         self._head, self._lines = "", 0
         good, head, met = 0, b"", expected is None
         wanted = expected.encode() if expected is not None else b""
         repeats: dict[bytes, tuple[Event, bytes]] = {}
-        for line in file:
+        for line in iter(partial(file.readline, _LONGEST), b""):
             known = repeats.get(line[:_BEFORE_HASH])
             if known is not None and line[_AFTER_HASH:] == b'"}\n':
-                # The common line, as `_write` writes it: hashed without being parsed. Any other goes the long way.
+                # A common line, exactly as `_write` writes it, is hashed without being parsed; others are parsed.
                 head = hashlib.sha256(head + known[1]).hexdigest().encode()
                 if line[_BEFORE_HASH:_AFTER_HASH] != head:
                     raise self._edited()
@@ -322,7 +346,7 @@ class Ledger:
             good += len(line)
         if self._lines == 0:
             raise LedgerError(
-                f"Nothing was recorded in {self.path}: its first line is not whole. Delete it and start anew."
+                f"Nothing was recorded in {self.path}: its first line is incomplete. Delete it and start again."
             )
         if not met:
             raise LedgerError(f"Lines were removed from the ledger {self.path}: the expected head is not in it.")
@@ -330,24 +354,23 @@ class Ledger:
         return good
 
     def _parse(self, line: bytes, head: str) -> bool:
-        """Check and take in a line of any kind; False where its writing was cut short."""
+        """Check and read a line of any kind; False if it was not written completely."""
         number = self._lines
         damaged = LedgerError(f"Line {number + 1} of the ledger {self.path} is not an entry of a ledger.")
         try:
-            entry: dict[str, Any] = json.loads(line)
-            claimed = entry.pop("hash")
-            head = _chain(head, entry)
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            entry, self._head = entry_of(line, head)
+        except NotAnEntry:
             if number > 0 and not line.endswith(b"\n"):
                 return False
             raise damaged from None
-        if claimed != head:
-            raise self._edited()
-        self._head = claimed
+        except BrokenChain:
+            raise self._edited() from None
         try:
             self._take(entry, number)
-        except (KeyError, TypeError):
-            raise damaged from None
+        except (LedgerError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise error if isinstance(error, LedgerError) else damaged from None
+        except ValueError as error:
+            raise LedgerError(f"Line {number + 1} of the ledger {self.path} is not valid: {error}") from None
         return True
 
     def _edited(self) -> LedgerError:
@@ -358,10 +381,12 @@ class Ledger:
             if entry.get("ledger") != _FORMAT:
                 raise LedgerError(f"{self.path} is not a ledger of format {_FORMAT}.")
             self.relation, self.unit = Relation.of(entry["relation"]), entry["unit"]
+            if not isinstance(self.unit, str) or not 0 < len(self.unit) < 200:
+                raise KeyError
             self._lines = 1
             return
         if len(entry) != 1:
-            raise KeyError  # of two facts in one line only one would be taken in
+            raise KeyError  # of two facts in one line, only one would be read
         self._lines += 1
         if "condition" in entry:
             self.conditions += (str(entry["condition"]),)
@@ -371,34 +396,25 @@ class Ledger:
             self._note(Event.from_dict(entry["event"]))
 
 
-def _chain(head: str, entry: dict[str, Any]) -> str:
-    text = head + json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+class Draft(Ledger):
+    """A ledger in memory that goes on from another one, which it does not change; made by `Ledger.draft`.
 
+    Attributes:
+        before: the head of the other ledger.
+        entries: what was recorded since, as plain data.
+    """
 
-def _locked(path: Path) -> Lock:
-    """Two processes that append to one ledger would break its chain. The lock is a file beside it: all may read the ledger."""
-    path = path.resolve()  # one lock for all names that lead to the file
-    lock = path.with_name(f"{path.name}.lock")
-    try:
-        return Lock(lock)
-    except Busy:
-        raise LedgerError(f"The ledger {path} is being written by another process.") from None
-    except OSError as error:
-        raise LedgerError(
-            f"The ledger {path} cannot be written: its lock {lock} cannot be taken ({error.strerror})."
-        ) from None
+    def __init__(self, ledger: Ledger) -> None:
+        self.before = ledger.head
+        self.entries: list[dict[str, Any]] = []
+        super().__init__(relation=ledger.relation, unit=ledger.unit)
+        self.entries.clear()  # the first line, which the other ledger has
+        self.conditions = ledger.conditions
+        self._events, self._counts = list(ledger._events), list(ledger._counts)
+        self._first_line, self._named = dict(ledger._first_line), dict(ledger._named)
+        self._total, self._lines, self._event = ledger._total, ledger._lines, ledger._event
+        self._head = ledger.head
 
-
-def _sync_folder(folder: Path) -> None:
-    """A new file survives a crash only once its folder's entry is on the disk too."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+    def _write(self, entry: dict[str, Any]) -> None:
+        super()._write(entry)
+        self.entries.append(entry)

@@ -1,4 +1,4 @@
-"""Several runs on the same records as one statement, where a theorem adds them up."""
+"""One statement for several runs on the same records, if a theorem composes them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass, replace
 
 from privet.errors import InputError
 from privet.privacy.accountants import Accountant, UnsupportedEventError, accountant_named
-from privet.privacy.events import Adaptive, ApproximateDP, Event, composed, tally
-from privet.privacy.relations import Relation
+from privet.privacy.events import Adaptive, ApproximateDP, Event, RepeatAndSelect, bare, composed, tally
+from privet.privacy.guarantees import Relation
 from privet.privacy.spent import Spent
 
 _DOUBLED = (
-    "Statements about adding or removing a record were read for replacing one, which is removing it and adding another: a sum "
-    "then moves by twice as much"
+    "Runs with statements about adding or removing a record were counted for replacing one, which is removing it and adding "
+    "another: a sum then moves by up to twice as much"
 )
 _GROUPED = "an (epsilon, delta) for adding or removing a record is (2 epsilon, (1 + e^epsilon) delta) for replacing one"
 _STATED = "a run whose parameters were chosen along the way enters with the (epsilon, delta) of its filter"
+_SELECTED = "a run that was chosen among a random number of trials enters with its (epsilon, delta) by RDP"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One run: its event, the neighbors and the unit of its own statement, and its name in a sentence."""
+    """One run: its event, the relation and unit of its own statement, and its name in messages."""
 
     event: Event
     relation: Relation
@@ -32,12 +33,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Together:
-    """What several runs cost as a whole.
+    """The cost of several runs together.
 
     Attributes:
-        spent: the statement for those that were counted.
-        theorems: how statements about different neighbors were made one; empty where they were about the same.
-        left_out: the runs that no theorem adds to the others, each with the reason.
+        spent: the statement for the runs that were counted.
+        theorems: how statements with different relations were combined; empty if the relations are the same.
+        left_out: the runs that no theorem composes with the others, each with the reason.
     """
 
     spent: Spent
@@ -63,17 +64,17 @@ def spent_together(
     *,
     accountant: str | Accountant = "pld",
 ) -> Together:
-    """One statement for all parts, in the unit of the first one.
+    """One statement for all parts, in the unit of the first part.
 
     Args:
-        parts: the runs; the first one must be counted, each of the others may be left out, with a reason.
-        delta: of the statement.
-        relation: which data sets are neighbors. By default the one that all parts share, else replacing one record.
-        accountant: whose theorem composes them.
+        parts: the runs. The first one is always counted; the others may be left out, with a reason.
+        delta: the delta of the statement.
+        relation: which data sets are neighbors. By default the relation that all parts share, else replacing one record.
+        accountant: the accountant that composes them.
 
-    Formal guarantees: an upper bound for the counted parts. An event means the same under either relation, so it is read
-    under the asked one. Where the accountant cannot, replacing a record is bounded by removing and adding one: group privacy,
-    (2 epsilon, (1 + e^epsilon) delta). A bound for replacing a record bounds neither adding nor removing one.
+    Formal guarantees: an upper bound for the counted parts. An event means the same under either relation, so it is counted
+    under the requested one. If the accountant cannot, replacing a record is bounded by removing one and adding another:
+    group privacy, (2 epsilon, (1 + e^epsilon) delta). A bound for replacing a record does not bound adding or removing one.
     """
     if not parts:
         raise InputError("There are no runs to count together.")
@@ -95,7 +96,7 @@ def spent_together(
     for part in parts:
         try:
             if part.unit != unit:
-                raise InputError(f"it protects one {part.unit}, and the others one {unit}")
+                raise InputError(f"it protects one {part.unit}, but the others protect one {unit}")
             event, used = _read(interpreter, part, target, share, alone=len(parts) == 1)
         except InputError as reason:
             if part is parts[0]:
@@ -109,8 +110,12 @@ def spent_together(
     return Together(replace(spent, sampling=sampling), tuple(theorems), tuple(left_out))
 
 
+def _is_selected(event: Event) -> bool:
+    return any(isinstance(bare(leaf), RepeatAndSelect) for leaf, _ in tally(event))
+
+
 def _stated(epsilon: float, delta: float, relation: Relation) -> Event:
-    """An event that costs exactly (epsilon, delta) under `relation`: a stated one is doubled for replacing a record."""
+    """An event that costs exactly (epsilon, delta) under `relation`; accountants double stated costs for replacing."""
     if relation is Relation.ADD_REMOVE:
         return ApproximateDP(epsilon, delta)
     return ApproximateDP(epsilon / 2, delta / (1 + math.exp(epsilon / 2)))
@@ -119,7 +124,11 @@ def _stated(epsilon: float, delta: float, relation: Relation) -> Event:
 def _read(
     accountant: Accountant, part: Part, target: Relation, share: float, *, alone: bool
 ) -> tuple[Event, tuple[str, ...]]:
-    """The part's event as it is counted under `target`, and by which theorems."""
+    """The part's event as counted under `target`, and the theorems used."""
+    if _is_selected(part.event) and not accountant.supports(part.event, target):
+        rdp = accountant_named("rdp")
+        if rdp.supports(part.event, target) and (epsilon := rdp.epsilon(part.event, share, target)) < 600:
+            return _stated(epsilon, share, target).under(part.event.guarantee), (_SELECTED,)
     adaptive = not alone and any(isinstance(leaf, Adaptive) for leaf, _ in tally(part.event))
     if not adaptive and accountant.supports(part.event, target):
         return part.event, ((_DOUBLED,) if part.relation is not target and target is Relation.REPLACE_ONE else ())

@@ -1,31 +1,35 @@
-"""What a run was and what came out of it, as plain data and as one page."""
+"""The record of a run, and the page, card and figures that are made from it."""
 
+from privet.attacks.result import AttackResult
 from privet.report.card import write_card
-from privet.report.environment import versions
 from privet.report.others import find_others
-from privet.report.page import render, write_page
+from privet.report.page import render, renew, write_page
 from privet.report.record import (
-    AttackResult,
     DataSummary,
     Epoch,
+    MethodSummary,
     ModelSummary,
     OtherRun,
     RunRecord,
     Stated,
     SyntheticSummary,
+    TuningSummary,
+    versions,
 )
-from privet.report.renew import renew
-from privet.report.weights import load_model, save_weights
+from privet.report.weights import load_model
+from privet.training.checkpoint import save_weights
 
 __all__ = [
     "AttackResult",
     "DataSummary",
     "Epoch",
+    "MethodSummary",
     "ModelSummary",
     "OtherRun",
     "RunRecord",
     "Stated",
     "SyntheticSummary",
+    "TuningSummary",
     "find_others",
     "load_model",
     "render",

@@ -9,37 +9,75 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from privet.audit.result import round_down
-from privet.data.whole import write_whole
+from privet.attacks.result import AttackResult
+from privet.audit.result import Audit, round_down
+from privet.data.files import sha256
+from privet.errors import InputError
+from privet.io import write_whole
+from privet.io.names import MODEL_CODE
+from privet.models import MODELS
+from privet.models.standalone import standalone
 from privet.privacy import Ledger, Spent
 from privet.privacy.guarantees import guarantee_to_dict
 from privet.privacy.spent import round_up
 from privet.report import others, statement, words
-from privet.report.card_metadata import front_matter
-from privet.report.record import AttackResult, RunRecord
+from privet.report.record import RunRecord
 
 MARKDOWN, PLAIN = "CARD.md", "card.json"
-RELEASE = "release"
-"""The folder of a synthetic data set that may leave: its card is there under the name that a hub looks for."""
+RELEASE, HUB = "release", "README.md"
+"""The folder of a synthetic data set for release, and its card there, which has the file name that hubs expect."""
 FORMAT = 1
 
 
 def write_card(folder: Path) -> Path:
-    """Write `CARD.md` and `card.json` of a run folder, each whole or not at all; made again, they have the same bytes."""
+    """Write `CARD.md` and `card.json` of a run folder, each complete or not at all; writing them again gives the same bytes.
+
+    Beside them is `model.py`, if the release is a model of Privet: with it the script on the card needs torch only.
+    """
     record = RunRecord.read(folder)
+    if code := _code(record):
+        write_whole(folder / MODEL_CODE, code.encode(), mode=0o644)
+    record = replace(record, released=check_released(folder, record))
     plain = card(record, record.open_ledger(folder))
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / PLAIN, f"{text}\n".encode(), mode=0o644)
     said = markdown(record, plain).encode()
     if record.synthetic and (folder / RELEASE).is_dir():
-        write_whole(folder / RELEASE / "README.md", said, mode=0o644)
+        write_whole(folder / RELEASE / HUB, said, mode=0o644)
     return write_whole(folder / MARKDOWN, said, mode=0o644)
+
+
+def hash_released(folder: Path, record: RunRecord, release: str = RELEASE) -> dict[str, str]:
+    """The SHA-256 of each released file that is there: the model, or the files of `release` but for its card.
+
+    Only what is released is hashed: a plain hash of private data would tell who knows a record whether it is in the data.
+    """
+    if record.synthetic is None:
+        files = {record.model.weights: folder / record.model.weights} if record.model.weights else {}
+    else:
+        files = {f"{RELEASE}/{path.name}": path for path in sorted((folder / release).glob("*")) if path.name != HUB}
+    return {name: sha256(path) for name, path in files.items() if path.is_file()}
+
+
+def check_released(folder: Path, record: RunRecord) -> dict[str, str]:
+    """The hashes of the released files as the record has them. A file that was changed since is refused: no card is for it."""
+    found = hash_released(folder, record)
+    for name, known in record.released.items():
+        if name in found and found[name] != known:
+            raise InputError(
+                f"{folder / name} is not the file that the run released: its SHA-256 is not the one in the run's record. Put the "
+                f"released file back, or remove this one."
+            )
+    return record.released or found
 
 
 def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
@@ -57,18 +95,21 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "privacy": _privacy(record, ledger, spent),
         "accesses": [_access(event, count, ledger.unit) for event, count in ledger],
         "other_runs": _other_runs(record, ledger),
+        "account": _account(record),
+        "tuning": _tuning(record, spent),
         "assumptions": _assumptions(record, spent),
-        "attacks": [_attack(record, record.attack)] if record.attack else [],
-        "audits": [audit.to_dict() for audit in record.audits],
+        "attacks": [_attack(record, attack) for attack in record.attacks],
+        "audits": [_audit(audit) for audit in record.audits],
         "measured": _measured(record),
         "data": _data(record, spent),
-        "model": {"name": record.model.name, "parameters": record.model.parameters},
+        "model": {"name": record.model.name, "parameters": record.model.parameters, "script": _script(record)},
         "synthetic": asdict(record.synthetic) if record.synthetic else None,
         "settings": record.settings,
         "intended_use": record.stated.intended_use,
         "licence": record.stated.licence,
         "contact": record.stated.contact,
         "limits": [f"{name[:-1]}: {text}" for name, text in statement.caveats(record, spent)],
+        "files": record.released,
         "ledger": {"file": record.ledger, "head": ledger.head},
     }
 
@@ -94,9 +135,9 @@ def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
         "statement": str(spent),
         "opening": statement.opening(record, spent),
         "meaning": statement.meaning(record, spent),
-        "standing": statement.standing(spent).title,
-        "protects": statement.standing(spent).protects,
-        "explanation": statement.standing(spent).explanation,
+        "standing": statement.standing(record, spent).title,
+        "protects": statement.standing(record, spent).protects,
+        "explanation": statement.standing(record, spent).explanation,
         "calibration": _calibration(record, ledger, spent),
         "neighbours": spent.relation.describe(spent.unit),
     }
@@ -114,6 +155,14 @@ def _access(event: Any, count: int, unit: str) -> dict[str, Any]:
     return {"count": count, "what": said, "event": event.to_dict(), **guarantee_to_dict(event.guarantee)}
 
 
+def _tuning(record: RunRecord, spent: Spent) -> dict[str, Any] | None:
+    """How the release was chosen; the event of its run is among the accesses."""
+    if record.tuning is None:
+        return None
+    facts = {name: value for name, value in asdict(record.tuning).items() if name != "event"}
+    return facts | {"said": statement.choice(record, spent)}
+
+
 def _other_runs(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
     total = others.together(record, ledger)
     return {
@@ -123,8 +172,13 @@ def _other_runs(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
     }
 
 
+def _account(record: RunRecord) -> dict[str, Any] | None:
+    """The account of the records when the run ended; None if there is none."""
+    return None if record.account is None else asdict(record.account) | {"said": f"{record.account}."}
+
+
 def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
-    """What has to be true for the statement to hold, beside the proof."""
+    """The assumptions that the statement needs in addition to the proof."""
     found = list(guarantee_to_dict(spent.guarantee).get("assumptions", []))
     found += [
         *spent.conditions,
@@ -142,7 +196,13 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
 
 
 def _attack(record: RunRecord, attack: AttackResult) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": attack.name}
+    facts: dict[str, Any] = {
+        "name": attack.name,
+        "key": attack.key,
+        "date": attack.date[:10],
+        "power": attack.power,
+        "command": _command(attack.command),
+    }
     if not record.data.public:
         return facts | {"figures": "kept on the run's page: they were computed from private records without noise"}
     return facts | {
@@ -156,10 +216,28 @@ def _attack(record: RunRecord, attack: AttackResult) -> dict[str, Any]:
     }
 
 
+def _audit(audit: Audit) -> dict[str, Any]:
+    return audit.to_dict() | {"date": audit.date[:10], "command": _command(audit.command)}
+
+
+def _command(command: Sequence[str]) -> str:
+    """A command in the form that may be published: files and folders without their paths, and no seed."""
+    shown: list[str] = []
+    for part in command:
+        if shown and shown[-1] == "--seed":
+            part = "..."
+        elif part.startswith("--seed="):
+            part = "--seed=..."
+        shown.append(re.sub(r"[^=:]*[/\\]", "", part.rstrip("/\\")))
+    return " ".join(shlex.join(shown).split())
+
+
 def _measured(record: RunRecord) -> dict[str, Any]:
     facts: dict[str, Any] = {"said": statement.measured(record)}
     if record.released_utility is not None:
         facts |= asdict(record.released_utility)
+    if record.released_error is not None:
+        facts |= asdict(record.released_error)
     if record.data.public:
         facts |= {"test_records": record.data.test_records, "training_accuracy": record.training_accuracy}
     return facts
@@ -177,12 +255,125 @@ def _data(record: RunRecord, spent: Spent) -> dict[str, Any]:
         "size_is_stated": data.size_is_stated,
         "measured_share": data.measured_share,
         "classes": list(data.classes),
+        "target": data.target,
         "shape": list(data.shape),
         "fingerprint": data.fingerprint,
         "note": data.note,
     }
 
 
+def _code(record: RunRecord) -> str:
+    """The source of the released model without Privet; empty if it is not one of Privet's own, or answers with noise."""
+    summary = record.model
+    if record.synthetic or not summary.weights or summary.perturbation is not None or summary.name not in MODELS:
+        return ""
+    try:
+        return standalone(MODELS[summary.name])
+    except InputError:
+        return ""
+
+
+def _script(record: RunRecord) -> list[str]:
+    """The lines that load the model and predict, without Privet; none where that is not possible."""
+    summary = record.model
+    if not _code(record) or not all(name.isidentifier() for name in summary.arguments):
+        return []
+    given = ", ".join(f"{name}={value!r}" for name, value in summary.arguments.items())
+    shape = (1, *record.data.shape)
+    one = f"torch.zeros({shape}, dtype=torch.long)" if "vocabulary" in summary.arguments else f"torch.rand{shape}"
+    return [
+        "import torch, safetensors.torch",
+        f"from {MODEL_CODE.removesuffix('.py')} import {summary.name}",
+        f"model = {summary.name}({given}).eval()",
+        f'model.load_state_dict(safetensors.torch.load_file("{summary.weights}"))',
+        f"print(model({one}).softmax(-1))",
+    ]
+
+
 def _plainly(text: str) -> str:
-    """Text that Markdown and HTML leave as it is, on one line."""
+    """Escape text for Markdown and HTML, on one line."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(str(text).split()))
+
+
+HUB_NAMES = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_mnist", "cifar10": "uoft-cs/cifar10"}
+"""Where the Hub keeps the data sets that `privet data get` fetches."""
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
+TAGS = ["differential-privacy", "privet"]
+
+
+def front_matter(record: RunRecord, card: dict[str, Any]) -> str:
+    """The metadata of a card, as YAML."""
+    facts = _data_set(record, card) if record.synthetic else _model(record, card)
+    if record.stated.licence:
+        facts = {"license": record.stated.licence} | facts
+    facts["privacy"] = {
+        name: card["privacy"][name]
+        for name in (
+            "standing",
+            "statement",
+            "epsilon",
+            "delta",
+            "relation",
+            "unit",
+            "sampling",
+            "accountant",
+            "guarantee",
+            "conditions",
+            "vacuous",
+        )
+    }
+    text: str = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _tags(card: dict[str, Any]) -> list[str]:
+    """The tags of the card; a run without protection does not get the tag "differential-privacy"."""
+    return [tag for tag in TAGS if tag != "differential-privacy" or card["privacy"]["protects"]]
+
+
+def _model(record: RunRecord, card: dict[str, Any]) -> dict[str, Any]:
+    task = _task(record)
+    source = HUB_NAMES.get(record.data.name) if record.data.public else None
+    facts: dict[str, Any] = {"library_name": "pytorch", "pipeline_tag": task, "tags": _tags(card)}
+    if source:
+        facts["datasets"] = [source]
+    if record.released_error is not None:
+        metric = {
+            "type": "rmse",
+            "name": "Root mean squared error",
+            "value": float(f"{record.released_error.error:.6g}"),
+        }
+    elif record.released_utility is not None:
+        metric = {"type": "accuracy", "name": "Accuracy", "value": round(record.released_utility.accuracy, 6)}
+    else:
+        return facts
+    result = {
+        "task": {"type": task, "name": task.replace("-", " ").capitalize()},
+        "dataset": {
+            "type": source or (record.data.name if record.data.public else "private"),
+            "name": record.data.name,
+            "split": "test",
+        },
+        "metrics": [metric],
+    }
+    return facts | {"metrics": [metric["type"]], "model-index": [{"name": card["title"], "results": [result]}]}
+
+
+def _data_set(record: RunRecord, card: dict[str, Any]) -> dict[str, Any]:
+    assert record.synthetic is not None
+    size = sum(record.synthetic.rows >= 1000 * 10**power for power in range(len(SIZES) - 1))
+    source = HUB_NAMES.get(record.data.name) if record.data.public else None
+    facts: dict[str, Any] = {
+        "pretty_name": card["title"],
+        "annotations_creators": ["machine-generated"],
+        "task_categories": [_task(record)],
+        "size_categories": [SIZES[size]],
+        "tags": [*_tags(card), "synthetic"],
+    }
+    return facts | ({"source_datasets": [source]} if source else {})
+
+
+def _task(record: RunRecord) -> str:
+    if record.data.target:
+        return "tabular-regression"
+    return "image-classification" if len(record.data.shape) == 3 else "tabular-classification"

@@ -1,4 +1,4 @@
-"""The figures of the page: vector drawings that take their colours from the page, so that dark mode and print work."""
+"""The figures of the page: vector drawings that take their colors from the page, so that dark mode and print work."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from privet.attacks.result import AttackResult
 from privet.audit import Audit
 from privet.audit.result import round_down
 from privet.privacy.spent import round_up
-from privet.report.record import AttackResult, Epoch
+from privet.report.record import Epoch
 from privet.report.words import share
 
-# Colours that are drawn, and the page's variables that replace them in the file.
+# Colors that are drawn, and the page's variables that replace them in the file.
 INK, SOFT, GRID, ACCENT, BOUND = "#010101", "#020202", "#030303", "#040404", "#050505"
 VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", ACCENT: "--accent", BOUND: "--bound"}
 SIZE = (4.4, 3.1)
@@ -72,7 +73,7 @@ def budget(history: Sequence[Epoch], final: str) -> str:
 
 
 def accuracy(history: Sequence[Epoch]) -> str:
-    """What the budget bought: the accuracy on the test records against epsilon, epoch by epoch."""
+    """Accuracy on the test records against epsilon, one point for each epoch."""
     seen = [(epoch.epsilon, epoch.accuracy) for epoch in history if epoch.accuracy is not None]
 
     def draw(axes: Axes) -> None:
@@ -104,7 +105,7 @@ def loss(history: Sequence[Epoch]) -> str:
 
 
 def roc(attack: AttackResult, limit: Callable[[float], float], limit_name: str) -> str:
-    """The attack's curve, chance, and the line above which the guarantee lets no attack come."""
+    """The attack's ROC curve, the diagonal of guessing, and the curve that no attack can exceed if the guarantee holds."""
 
     def draw(axes: Axes) -> None:
         grid = [i / 400 for i in range(401)]
@@ -123,7 +124,7 @@ def roc(attack: AttackResult, limit: Callable[[float], float], limit_name: str) 
 
 
 def roc_at_low_rates(attack: AttackResult, limit: Callable[[float], float], limit_name: str) -> str:
-    """The same on logarithmic axes, where an attack that is sure of a few records would show."""
+    """The same curves on logarithmic axes, which show attacks that find a few records with certainty."""
     floor = 1 / max(attack.non_members, 10)  # an axis from 1 to 1 cannot be drawn
 
     def draw(axes: Axes) -> None:
@@ -147,7 +148,7 @@ def roc_at_low_rates(attack: AttackResult, limit: Callable[[float], float], limi
 
 
 def audits(found: Sequence[Audit]) -> str:
-    """Each audit on one axis: what was shown, what is claimed, and the most that it could have shown."""
+    """Each audit on one axis: its lower bound, the claimed epsilon, and the highest bound that it could have reached."""
     finite = [x for audit in found for x in (audit.lower_bound, audit.claimed_epsilon) if isfinite(x)]
     edge = 1.6 * max([*finite, 0.1])
 
@@ -178,7 +179,7 @@ def audits(found: Sequence[Audit]) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MethodAccuracy:
     """The accuracy of a method, and whether its statement holds."""
 
     name: str
@@ -188,7 +189,7 @@ class Measured:
     sound: bool
 
 
-def accuracies(found: Sequence[Measured]) -> str:
+def accuracies(found: Sequence[MethodAccuracy]) -> str:
     """Methods side by side: full circles where the statement holds, open squares where it is only claimed or vacuous."""
 
     def draw(axes: Axes) -> None:
@@ -220,7 +221,7 @@ def _bound(axes: Axes, x: list[float], y: list[float]) -> None:
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
-    """The vertical axis is named above it and read horizontally: nobody turns a phone or a head."""
+    """Write the name of the vertical axis horizontally above it, which is easier to read."""
     axes.set_xlabel(x)
     axes.set_title(y, loc="left", fontsize=10, color=SOFT, pad=10)
     for locator_axis in (axes.xaxis, axes.yaxis):
@@ -237,7 +238,7 @@ def _percent(axes: Axes) -> None:
 def _svg(
     name: str, draw: Callable[[Axes], None], title: str, description: str, size: tuple[float, float] = SIZE
 ) -> str:
-    """The drawing as one inline element: named for screen readers, coloured by the page, the same bytes every time."""
+    """The drawing as an inline SVG element: labeled for screen readers, in the colors of the page, always the same bytes."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.add_subplot())
@@ -248,8 +249,8 @@ def _svg(
     drawing = re.sub(r"<(metadata|style).*?</\1>\s*", "", drawing, flags=re.DOTALL)
     # Several drawings share one page: every name within them is made the drawing's own.
     drawing = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", drawing)
-    for colour, variable in VARIABLES.items():
-        drawing = drawing.replace(colour, f"var({variable})")
+    for color, variable in VARIABLES.items():
+        drawing = drawing.replace(color, f"var({variable})")
     view = re.search(r'viewBox="([^"]+)"', drawing)
     assert view is not None
     label = html.escape(f"{title}. {description}")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from privet.errors import PrivetError
+from privet.io import read_text
+from privet.io.names import LEDGER
 from privet.privacy import Event, Ledger, Part, Relation, Together, UnsupportedEventError, spent_together
-from privet.report.data_mark import fits
 from privet.report.record import FILE, OtherRun, RunRecord
-from privet.training.folder import LEDGER
 
 
 def find_others(out: Path, fingerprint: str, named: Sequence[Path] = ()) -> tuple[OtherRun, ...]:
-    """The runs in the folder that holds `out` whose records have this fingerprint, and those that were `named`.
+    """The runs beside `out` on records with this fingerprint, and the `named` runs.
 
     What those had found themselves comes along. A run that cannot be read is passed over, unless it was named.
     """
@@ -31,7 +35,7 @@ def find_others(out: Path, fingerprint: str, named: Sequence[Path] = ()) -> tupl
 
 
 def of_folder(folder: Path) -> tuple[OtherRun, ...]:
-    """A run as another one counts it, and the others that it counts; one that was stopped before its end counts as well."""
+    """The run in a folder, and the runs that it counts itself. A run that was stopped counts as well."""
     if not (folder / FILE).exists() and (folder / LEDGER).exists():
         return (stopped(folder),)
     record = RunRecord.read(folder)
@@ -41,19 +45,19 @@ def of_folder(folder: Path) -> tuple[OtherRun, ...]:
 
 
 def stopped(folder: Path) -> OtherRun:
-    """A run that was stopped: it has a ledger and no record, and what it used was used."""
+    """A run that was stopped: it has a ledger but no record, and everything in the ledger counts."""
     ledger = Ledger.open(folder / LEDGER, read_only=True)
     return of_ledger(ledger, name=folder.resolve().name, created="", method="stopped before its end")
 
 
 def of_ledger(ledger: Ledger, *, name: str, created: str, method: str) -> OtherRun:
-    """Everything that a ledger holds, as another run counts it."""
+    """The run of a ledger, with all its events."""
     relation, event = ledger.relation.value, ledger.event.to_dict()
     return OtherRun(name, created, method, ledger.head, relation, ledger.unit, event, ledger.conditions)
 
 
 def together(record: RunRecord, ledger: Ledger) -> Together | None:
-    """What this run and the others cost as a whole; None where there are none. Those that no theorem adds are named."""
+    """The total cost of this run and the others; None if there are no others. Runs that no theorem can add are named."""
     counted = record.others or ()
     if not counted:
         return None
@@ -80,5 +84,34 @@ def _hidden(folder: Path, home: Path) -> bool:
 
 
 def distinct(runs: Sequence[OtherRun]) -> tuple[OtherRun, ...]:
-    """Each run once: it may be found twice, named and beside. A copy under another name is another run."""
+    """Each run once, even if it was both named and found beside. A copy under another name is another run."""
     return tuple(sorted({run.identity: run for run in runs}.values(), key=lambda run: run.identity))
+
+
+KEY_FILE = "data.key"
+
+
+def mark_of(fingerprint: str, folder: Path, *, public: bool) -> str:
+    """The fingerprint of public records, or for other records its HMAC under a new key that is written to the folder."""
+    if public:
+        return fingerprint
+    key = secrets.token_bytes(32)
+    handle = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(key.hex() + "\n")
+    return _keyed(key, fingerprint)
+
+
+def fits(mark: str, fingerprint: str, folder: Path) -> bool:
+    """Whether a mark belongs to these records. False if the folder has no key, because then it cannot be checked."""
+    if hmac.compare_digest(mark.encode(), fingerprint.encode()):
+        return True
+    try:
+        key = bytes.fromhex(read_text(folder / KEY_FILE, 1000).strip())
+    except ValueError:  # there is no key, or it is damaged
+        return False
+    return hmac.compare_digest(mark.encode(), _keyed(key, fingerprint).encode())
+
+
+def _keyed(key: bytes, fingerprint: str) -> str:
+    return hmac.new(key, fingerprint.encode("ascii"), hashlib.sha256).hexdigest()

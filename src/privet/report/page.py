@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file from the run's record and its ledger, and from nothing else."""
+"""The page: one self-contained HTML file, made from the run's record and its ledger alone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from scipy import stats
 
+from privet.attacks.result import AttackResult, Rate
 from privet.audit.result import round_down
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import why_refused, write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
-from privet.report.drawing import draw_way
-from privet.report.places import Way, way_of
-from privet.report.record import AttackResult, Rate, RunRecord
+from privet.report.card import write_card
+from privet.report.places import Way, draw_way, way_of
+from privet.report.record import RunRecord
 
 FILE = "report.html"
 Limit = Callable[[float], float]
@@ -30,21 +32,21 @@ Limit = Callable[[float], float]
 
 
 def write_page(folder: Path) -> Path:
-    """Write `report.html` of a run folder, whole or not at all; made again, it has the same bytes."""
+    """Write `report.html` of a run folder, complete or not at all; writing it again gives the same bytes."""
     record = RunRecord.read(folder)
     page = render(record, record.open_ledger(folder), samples=picture(record, folder))
     return write_whole(folder / FILE, page.encode(), mode=record.internal_mode)
 
 
 def picture(record: RunRecord, folder: Path) -> str:
-    """The samples of a synthetic data set as an address that holds the picture itself; empty where there is none."""
+    """The samples of a synthetic data set as a data URL with the picture; empty if there is none."""
     if not record.synthetic or not record.synthetic.picture:
         return ""
     path = folder / record.synthetic.picture
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: the samples of the run cannot be read ({error.strerror}).") from None
+        raise InputError(f"{path}: the samples of the run cannot be read {why_refused(error)}.") from None
     if not content.startswith(b"\x89PNG"):
         raise InputError(f"{path}: the samples of the run are no PNG; run the command again.")
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
@@ -53,9 +55,10 @@ def picture(record: RunRecord, folder: Path) -> str:
 def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
     """The page as text; `samples` is the address of a picture, as `picture` gives it."""
     spent = record.spent(ledger)
-    standing = statement.standing(spent)
+    standing = statement.standing(record, spent)
     limit = spent.meaning.true_positive_rate
-    way = way_of(record, ledger)
+    attack = _leading(record, limit)
+    way = way_of(record, record.made_by(ledger))
     total = others.together(record, ledger)
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -68,19 +71,21 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         standing=standing,
         opening=statement.opening(record, spent),
         meaning=statement.meaning(record, spent),
+        choice=statement.choice(record, spent),
         calibrated=statement.calibrated(record.calibrated(ledger), spent),
-        tiles=_tiles(record, limit, standing),
-        attack=record.attack,
+        tiles=_tiles(record, attack, limit, standing),
+        attack=attack,
+        attacks=[_attack_line(one, limit, len(record.attacks)) for one in record.attacks],
         audits=record.audits,
-        too_few=bool(record.attack and not all(map(record.attack.resolves, record.attack.rates))),
-        verdict=_verdict(record.attack, limit) if record.attack else "",
+        too_few=bool(attack and not all(map(attack.resolves, attack.rates))),
+        verdict=_verdict(attack, limit, len(record.attacks)) if attack else "",
         limit=limit,
         released=statement.released(record),
         way=way,
         samples=samples,
         others=record.others or (),
         together=str(total) if total is not None else "",
-        figures=_figures(record, spent, limit, standing, way),
+        figures=_figures(record, attack, spent, limit, standing, way),
         entries=[_entry(number, event, count, ledger.unit) for number, (event, count) in enumerate(ledger, 1)],
         head=ledger.head,
         caveats=_caveats(record, spent),
@@ -90,7 +95,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
 
 @dataclass(frozen=True)
 class Tile:
-    """One number of the first screen, with what it must be read against."""
+    """One number of the first screen, with the value to compare it with."""
 
     name: str
     value: str
@@ -98,7 +103,18 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Entry:
+class AttackLine:
+    """One attack in the table of all attacks."""
+
+    attack: AttackResult
+    lowest: Rate
+    """The lowest false positive rate that can be measured with this number of non-members."""
+    verdict: str
+    command: str
+
+
+@dataclass(frozen=True)
+class LedgerLine:
     """One line of the ledger in words."""
 
     number: int
@@ -108,7 +124,7 @@ class Entry:
 
 
 def environment() -> Environment:
-    """The templates of the pages, with what they need to say numbers."""
+    """The templates of the pages, with filters that format numbers."""
     made = Environment(
         loader=PackageLoader("privet.report"),
         autoescape=True,
@@ -124,30 +140,46 @@ def environment() -> Environment:
         "duration": words.duration,
         "at_least": round_down,
         "epsilon": round_up,
+        "shell": shlex.join,
     }
     made.filters.update(filters)
     return made
 
 
 def _unbroken(statement: str) -> Markup:
-    """The statement with its two numbers kept on one line each; the text stays the ledger's own."""
+    """The statement with epsilon and delta each kept on one line; the text is that of the ledger."""
     return Markup(re.sub(r"(epsilon|delta) = [^ ]+", r'<span class="whole">\g<0></span>', str(escape(statement))))
 
 
-def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Tile]:
+def _tiles(record: RunRecord, attack: AttackResult | None, limit: Limit, standing: words.Standing) -> list[Tile]:
     on = (
         "test records" if record.data.public or not record.data.measured_share else "records that it was not trained on"
     )
-    tiles = [
+    if record.data.target:
+        return [_error_tile(record, on), *_other_tiles(record, attack, limit, standing)]
+    accuracy = [
         Tile(
             f"A student's accuracy on the {on}" if record.synthetic else f"Accuracy on the {on}",
-            f"{100 * record.accuracy:.2f} %",
+            "not measured" if record.accuracy is None else f"{100 * record.accuracy:.2f} %",
             _beside_accuracy(record),
         )
     ]
-    if attack := record.attack:
+    return accuracy + _other_tiles(record, attack, limit, standing)
+
+
+def _error_tile(record: RunRecord, on: str) -> Tile:
+    found, title = record.error, f"Error for {record.data.target} on the {on}"
+    if found is None:
+        return Tile(title, "not measured", "not measured with noise: exact figures are internal")
+    said = f"root of the mean square; 95 % interval {found.low:.4g} to {found.high:.4g}; the best constant: {found.constant:.4g}"
+    return Tile(title, f"{found.error:.4g}", f"{said}; measured with noise" if found.noise else said)
+
+
+def _other_tiles(record: RunRecord, attack: AttackResult | None, limit: Limit, standing: words.Standing) -> list[Tile]:
+    tiles: list[Tile] = []
+    if attack is not None:
         allows = "the claim would allow" if standing.kind == "claimed" else "the guarantee allows"
-        lowest = next((rate for rate in attack.rates if attack.resolves(rate)), attack.rates[-1])
+        lowest = _lowest(attack)
         against = f"{allows} {words.share_at_most(limit(lowest.fpr))}"
         if not attack.resolves(lowest):
             against = "the others are too few to compare this with what the statement allows"
@@ -155,10 +187,11 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
             Tile(
                 "Area under the attack's ROC",
                 f"{attack.auc:.3f}",
-                f"{100 * attack.level:.0f} % interval {attack.low:.3f} to {attack.high:.3f}; a coin has 0.5",
+                f"{100 * attack.level:.0f} % interval {attack.low:.3f} to {attack.high:.3f}; a coin has 0.5"
+                + (f"; the most successful of {len(record.attacks)} attacks" if len(record.attacks) > 1 else ""),
             ),
             Tile(
-                f"Training records found at {words.share(lowest.fpr)} false alarms",
+                f"Training records found at {words.share(lowest.fpr)} false positives",
                 words.share(lowest.tpr),
                 f"a coin finds {words.share(lowest.fpr)}; {against}",
             ),
@@ -175,7 +208,7 @@ def _tiles(record: RunRecord, limit: Limit, standing: words.Standing) -> list[Ti
 
 
 def _who_else(record: RunRecord, standing: words.Standing) -> str:
-    """Whether those that were only measured on are protected, too."""
+    """Whether the test records are protected, too."""
     if not standing.protects:
         return ""
     if record.data.protects_test:
@@ -184,6 +217,8 @@ def _who_else(record: RunRecord, standing: words.Standing) -> str:
 
 
 def _beside_accuracy(record: RunRecord) -> str:
+    if record.training_accuracy is None or record.test_accuracy is None:
+        return "the loop was the user's own: private.report(test=...) measures it"
     on_training = f"on the training records {100 * record.training_accuracy:.2f} %"
     utility = record.utility
     if utility is None:
@@ -195,28 +230,57 @@ def _beside_accuracy(record: RunRecord) -> str:
     return said + on_training
 
 
-def above_the_limit(attack: AttackResult, limit: Limit) -> bool:
-    """Whether the attack's curve is above the limit by more than chance explains.
+def above_the_limit(attack: AttackResult, limit: Limit, tried: int = 1) -> bool:
+    """Whether the attack's curve exceeds the limit by more than chance explains, if `tried` attacks were made.
 
     Both rates get a one-sided band that holds at all thresholds at once (Dvoretzky, Kiefer, Wolfowitz and Massart), with half
-    of the interval's error each. The records of each side are taken as independent of one another.
+    of the interval's error each, divided by the number of attacks. The records of each side are taken as independent of one
+    another.
     """
-    alpha = (1 - attack.level) / 2
+    alpha = (1 - attack.level) / 2 / tried
     few, many = (math.sqrt(math.log(1 / alpha) / (2 * count)) for count in (attack.members, attack.non_members))
     curve = zip(attack.false_positive_rate, attack.true_positive_rate, strict=True)
     return any(found - few > limit(min(1.0, wrongly + many)) for wrongly, found in curve)
 
 
+def _leading(record: RunRecord, limit: Limit) -> AttackResult | None:
+    """The attack that the page shows first: one above the limit, or else the most successful one."""
+    above = [attack for attack in record.attacks if above_the_limit(attack, limit, len(record.attacks))]
+    return max(above, key=lambda attack: attack.low, default=record.attack)
+
+
+def _lowest(attack: AttackResult) -> Rate:
+    """The true positive rate at the lowest false positive rate that can be measured."""
+    return next((rate for rate in attack.rates if attack.resolves(rate)), attack.rates[-1])
+
+
+def _attack_line(attack: AttackResult, limit: Limit, tried: int) -> AttackLine:
+    if above_the_limit(attack, limit, tried):
+        verdict = "better than the statement allows"
+    elif attack.low > 0.5:
+        verdict = "better than a coin"
+    elif attack.high < 0.5:
+        verdict = "worse than a coin"
+    elif _above_a_coin(attack):
+        verdict = "better than a coin at few false positives"
+    else:
+        verdict = "no better than a coin"
+    return AttackLine(attack, _lowest(attack), verdict, shlex.join(attack.command))
+
+
 def _most_wrong(attack: AttackResult, rate: Rate) -> float:
-    """The false positive rate of a row; where no false alarm was allowed, the most that it may be (Clopper-Pearson)."""
-    if attack.resolves(rate):
-        return rate.fpr
-    allowed: float = 1 - ((1 - attack.level) / 2) ** (1 / attack.non_members)
-    return allowed
+    """An upper bound of the false positive rate (Clopper-Pearson), because the threshold was chosen on few non-members."""
+    allowed, others = math.floor(attack.non_members * rate.fpr + 1e-9), attack.non_members
+    return float(stats.beta.ppf((1 + attack.level) / 2, allowed + 1, others - allowed)) if allowed < others else 1.0
 
 
-def _verdict(attack: AttackResult, limit: Limit) -> str:
-    if above_the_limit(attack, limit):
+def _above_a_coin(attack: AttackResult) -> list[Rate]:
+    """The rates at which the attack finds more members than guessing does: the two intervals do not overlap."""
+    return [rate for rate in attack.rates if rate.low > _most_wrong(attack, rate)]
+
+
+def _verdict(attack: AttackResult, limit: Limit, tried: int = 1) -> str:
+    if above_the_limit(attack, limit, tried):
         return (
             "The attack does better than the statement allows, by more than chance explains. Either people have several "
             "records in the data, or copies of one, and the statement is about one record; or the training records differ from "
@@ -232,13 +296,12 @@ def _verdict(attack: AttackResult, limit: Limit) -> str:
             "The attack does worse than a coin: the others fit the model better than the training records do. The two "
             "groups then differ by more than membership, and the comparison says little about what leaks."
         )
-    above = [rate for rate in attack.rates if rate.low > _most_wrong(attack, rate)]
-    if above:
+    if above := _above_a_coin(attack):
         said = (words.share(rate.fpr) if attack.resolves(rate) else "no" for rate in above)
         at = " and at ".join(dict.fromkeys(said))
         return (
             "Over all thresholds the attack does no better than a coin: one half lies within the interval of the area. But at "
-            f"{at} false positives it finds more members than a coin, by the interval in the table: a few records may be "
+            f"{at} false positives it finds more members than a coin, by more than chance explains: a few records may be "
             "recognized."
         )
     return (
@@ -247,7 +310,14 @@ def _verdict(attack: AttackResult, limit: Limit) -> str:
     )
 
 
-def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Standing, way: Way) -> dict[str, Markup]:
+def _figures(
+    record: RunRecord,
+    attack: AttackResult | None,
+    spent: Spent,
+    limit: Limit,
+    standing: words.Standing,
+    way: Way,
+) -> dict[str, Markup]:
     drawn = {"noise": draw_way(way, standing.look)}
     if record.audits:
         drawn["audits"] = figures.audits(record.audits)
@@ -256,31 +326,46 @@ def _figures(record: RunRecord, spent: Spent, limit: Limit, standing: words.Stan
         if any(epoch.accuracy is not None for epoch in record.history):
             drawn["accuracy"] = figures.accuracy(record.history)
         drawn["loss"] = figures.loss(record.history)
-    if record.attack:
+    if attack is not None:
         name = "The limit that is only claimed" if standing.kind == "claimed" else "The limit of the guarantee"
-        drawn["roc"] = figures.roc(record.attack, limit, name)
-        drawn["roc_log"] = figures.roc_at_low_rates(record.attack, limit, name)
+        drawn["roc"] = figures.roc(attack, limit, name)
+        drawn["roc_log"] = figures.roc_at_low_rates(attack, limit, name)
     # The drawings are made here and hold no text of the user's, except what `figures` has escaped.
     return {name: Markup(drawing) for name, drawing in drawn.items()}
 
 
-def _entry(number: int, event: Any, count: int, unit: str) -> Entry:
+def _entry(number: int, event: Any, count: int, unit: str) -> LedgerLine:
     sentence = words.describe(event, unit.split()[0])
-    return Entry(number, sentence[0].upper() + sentence[1:] + ".", count, words.standing(event.guarantee))
+    return LedgerLine(number, sentence[0].upper() + sentence[1:] + ".", count, words.standing(event.guarantee))
 
 
 def _caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
     """What the statement does not cover, and what is special about this page."""
-    page = (
-        "This page.",
-        "The training loss, the training accuracy and the attack were computed from the training records without noise. "
-        "They are not part of the statement: show them only to those who may see the data.",
-    )
-    comparison = (
-        "The comparison.",
-        "The attack compares training records with test records. Where these were collected in another way, it sees "
-        "that difference too.",
-    )
+    exact = [
+        *(["the training loss"] if record.history else []),
+        *(["the training accuracy"] if record.training_accuracy is not None else []),
+        *(["the attacks"] if record.attacks else []),
+    ]
+    whose = "" if record.data.public else ": show them only to those who may see the data"
+    page = [
+        (
+            "This page.",
+            f"Computed from the training records without noise: {', '.join(exact)}. They are not part of the statement{whose}.",
+        )
+    ]
+    comparison = [
+        (
+            "The comparison.",
+            "An attack compares training records with test records. Where these were collected in another way, it sees "
+            "that difference too.",
+        )
+    ]
     found = statement.caveats(record, spent)
     place = 1 if found[0][0] == "Seeded noise." else 0
-    return [*found[:place], page, *found[place:], comparison]
+    return [*found[:place], *(page if exact else []), *found[place:], *(comparison if record.attacks else [])]
+
+
+def renew(folder: Path) -> Path:
+    """Write the card and the page of a run folder; returns the page."""
+    write_card(folder)
+    return write_page(folder)

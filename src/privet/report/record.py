@@ -6,26 +6,30 @@ The epsilon of each epoch is there to be drawn.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from dataclasses import dataclass, field, replace
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from privet.attacks import Operating, Roc
+from privet import __version__
+from privet.attacks.result import AttackResult
 from privet.audit import Audit
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.io import MisfitError, build, check_inside, from_json, read_text, to_plain, write_whole
 from privet.methods.perturbation import ResidualPerturbation
-from privet.methods.private_accuracy import Measured
-from privet.privacy import Ledger, Spent, accountant_names
+from privet.methods.private_accuracy import Measured, MeasuredError
+from privet.privacy import AccountStanding, Event, Ledger, Spent, accountant_named, accountant_names
+from privet.privacy.events import tally
 from privet.privacy.guarantees import Claimed
-from privet.report.plain import MisfitError, build, to_plain
 
 FILE = "record.json"
-FORMAT = 1
-CURVE_POINTS = 400
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class DataSummary:
 
     name: str
     fingerprint: str
-    """Of public records their SHA-256, of others a keyed one: see `privet.report.data_mark`."""
+    """Of public records their SHA-256, of others a keyed one: see `privet.report.others`."""
     training_records: int
     test_records: int
     classes: tuple[str, ...]
@@ -62,6 +66,8 @@ class DataSummary:
     """What the numbers count: records, or users who may hold several."""
     user: str = ""
     """The column of users, where it was given beside the schema."""
+    target: str = ""
+    """The number that is predicted; empty where classes are."""
 
     @property
     def protects_test(self) -> bool:
@@ -96,7 +102,7 @@ class ModelSummary:
 
     name: str
     parameters: int
-    arguments: dict[str, int] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
     perturbation: ResidualPerturbation | None = None
     """Noise that is in the model's answers, too."""
@@ -159,61 +165,45 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The true positive rate at one false positive rate."""
+class MethodSummary:
+    """How the release was made: enough to build the method and its plan again.
 
-    fpr: float
-    tpr: float
-    low: float
-    high: float
+    Attributes:
+        key: of `privet.methods`; empty in a record of version 0.1.
+        settings: the method's settings.
+        plan: sampling, clipping, noise and steps, as `privet.training.identity.rebuild` takes them; None without a plan.
+        steps: how many steps of the plan were done.
+    """
+
+    key: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True)
-class AttackResult:
-    """A membership attack: its ROC thinned for drawing, and the figures computed from all of it."""
+class TuningSummary:
+    """Among what the release was chosen, and what the choice cost. Nothing here tells how many trials there were.
 
-    name: str
-    members: int
-    non_members: int
-    auc: float
-    low: float
-    high: float
-    level: float
-    method: str
-    rates: tuple[Rate, ...]
-    false_positive_rate: tuple[float, ...]
-    true_positive_rate: tuple[float, ...]
-    points: tuple[Operating, ...] = ()
-    """Precision and recall where a record is called a member from a score of 0.5, 0.6, ... on, as a probability."""
+    Attributes:
+        candidates: the settings in which the candidates differ, one text for each.
+        chosen: those of the release.
+        trials: the distribution of the number of trials; empty where each candidate was tried once.
+        score: by what the release was chosen.
+        best: the score of the release: the best of several, so it is too optimistic.
+        one: the epsilon of one run with the settings and the noise of the release.
+        all_once: the epsilon of one run of each candidate, with the same noise, all of them paid for.
+        event: what the run of the release did to the records, as one event.
+    """
 
-    def resolves(self, rate: Rate) -> bool:
-        """Whether the non-members are enough for that false positive rate to mean one false alarm or more."""
-        return self.non_members * rate.fpr >= 1
-
-    @classmethod
-    def of(cls, name: str, roc: Roc, fprs: tuple[float, ...] = (0.001, 0.01), level: float = 0.95) -> AttackResult:
-        """The plain form of a ROC."""
-        interval = roc.auc_interval(level)
-        rates = []
-        for fpr in fprs:
-            bounds = roc.tpr_interval(fpr, level)
-            rates.append(Rate(fpr, roc.tpr_at(fpr), bounds.low, bounds.high))
-        fpr_curve, tpr_curve = roc.thinned(CURVE_POINTS)
-        return cls(
-            name=name,
-            members=roc.members.size,
-            non_members=roc.non_members.size,
-            auc=roc.auc,
-            low=interval.low,
-            high=interval.high,
-            level=level,
-            method=interval.method,
-            rates=tuple(rates),
-            false_positive_rate=tuple(fpr_curve.tolist()),
-            true_positive_rate=tuple(tpr_curve.tolist()),
-            # Scores are log-odds; a record of the run names the probability.
-            points=tuple(replace(roc.at(math.log(p / (1 - p))), threshold=p) for p in THRESHOLDS),
-        )
+    candidates: tuple[str, ...]
+    chosen: str
+    trials: str
+    score: str
+    best: float
+    one: float
+    all_once: float
+    event: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -236,26 +226,45 @@ class RunRecord:
     model: ModelSummary
     settings: dict[str, str]
     history: tuple[Epoch, ...]
-    test_accuracy: float
+    test_accuracy: float | None
     """Exact; where the test records are not public, for those alone who may see them."""
-    training_accuracy: float
-    attack: AttackResult | None = None
+    training_accuracy: float | None
+    attacks: tuple[AttackResult, ...] = ()
+    """Every attack that was ever made on the run, in order."""
     audits: tuple[Audit, ...] = ()
+    """Every audit that was ever made of the run, in order."""
+    how: MethodSummary = field(default_factory=MethodSummary)
     internal: dict[str, str] = field(default_factory=dict)
     """What was computed from the training records without protection: on the page, and never on a card."""
     place: str = ""
-    """Where the noise enters: a place of `privet.report.drawing`; where it is not given, the ledger tells."""
+    """Where the noise enters: a place of `privet.report.places`; where it is not given, the ledger tells."""
     synthetic: SyntheticSummary | None = None
     others: tuple[OtherRun, ...] | None = None
     """The other runs on the same records that were found; None where nobody looked for them."""
+    account: AccountStanding | None = None
+    """Where the account of the records stood when the run ended; None where none is kept."""
     utility: Measured | None = None
     """The accuracy as it was measured for others to see; None where it was not."""
+    error: MeasuredError | None = None
+    """The error of a regression, as it was measured for others to see; None where it was not."""
+    tuning: TuningSummary | None = None
+    """How the release was chosen among candidates; None for a single run."""
+    released: dict[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file that was released, by its name in the folder; empty in records of version 0.1."""
     stated: Stated = field(default_factory=Stated)
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
     accountant: str = "pld"
     """Whose theorem calibrated the noise."""
     format: int = FORMAT
+
+    @property
+    def attack(self) -> AttackResult | None:
+        """The most successful attack, which page and comparison lead with: the one whose area is surely largest.
+
+        The lower end of the interval decides: on few records a large area can be luck.
+        """
+        return max(self.attacks, key=lambda attack: attack.low, default=None)
 
     @property
     def seeded(self) -> bool:
@@ -268,19 +277,46 @@ class RunRecord:
         return self.utility if self.utility is not None and (self.data.public or self.utility.noise) else None
 
     @property
-    def accuracy(self) -> float:
+    def released_error(self) -> MeasuredError | None:
+        """The error of a regression that may be published: of public records, or with noise that the ledger holds."""
+        return self.error if self.error is not None and (self.data.public or self.error.noise) else None
+
+    @property
+    def accuracy(self) -> float | None:
         """The accuracy to show to whoever may see the data: the one that was measured for others, where there is one."""
         return self.utility.accuracy if self.utility is not None else self.test_accuracy
+
+    def to_frame(self, folder: Path | None = None) -> Any:
+        """The run as one row of a pandas frame; with its folder also what the ledger there says.
+
+        Columns whose names begin with ``internal`` were computed from private records without noise.
+        """
+        from privet.report.export import run_facts, to_frame
+
+        return to_frame([run_facts(self, folder)])
 
     def open_ledger(self, folder: Path) -> Ledger:
         """The run's ledger, for reading; refused if it is not the one that the run wrote."""
         return Ledger.open(folder / self.ledger, head=self.ledger_head or None, read_only=True)
 
+    def made_by(self, ledger: Ledger) -> Ledger:
+        """What the run of the release did: the ledger itself, and for a tuned one the events of the chosen trial."""
+        if self.tuning is None:
+            return ledger
+        alone, made = Ledger(relation=ledger.relation, unit=ledger.unit), Event.from_dict(self.tuning.event)
+        for event, count in tally(made):
+            for _ in range(count):
+                alone.record(event if made.guarantee == event.guarantee else event.under(made.guarantee))
+        return alone
+
     def spent(self, ledger: Ledger) -> Spent:
         """The statement of the run: PLD's, but of what is only claimed that of the claim's own accountant.
 
-        PLD's figure for such steps would be smaller and hold as little.
+        PLD's figure for such steps would be smaller and hold as little. Where PLD has no theorem, as for a choice among a random
+        number of trials, it is the statement of the accountant that calibrated the noise.
         """
+        if not accountant_named("pld").supports(ledger.event, ledger.relation):
+            return ledger.spent(self.delta, self.accountant)
         found = ledger.spent(self.delta)
         return ledger.spent(self.delta, self.accountant) if isinstance(found.guarantee, Claimed) else found
 
@@ -305,14 +341,17 @@ class RunRecord:
         path = folder / FILE
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder; give the --out folder of a run, for example runs/a.")
+        check_inside(folder)
+        if not path.exists():
+            raise InputError(f"{path}: this folder holds no run record; {_inside(folder)}")
         try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise InputError(f"{path}: this folder holds no run record; {_inside(folder)}") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: the run record cannot be read ({error}); run the command again.") from None
+            text = read_text(path)
+        except InputError:
+            raise InputError(
+                f"{path}: the run record cannot be read: it is empty or no text; run the command again."
+            ) from None
         try:
-            record = build(cls, json.loads(text))
+            record = build(cls, _current(from_json(text, 1 << 63)))
             _check(record)
         except json.JSONDecodeError as error:
             where = f"line {error.lineno}, column {error.colno}"
@@ -327,8 +366,17 @@ def _inside(folder: Path) -> str:
     return f"give one of the runs in it: {', '.join(runs)}." if runs else "give the --out folder of a run."
 
 
+def _current(plain: Any) -> Any:
+    """Plain data of an earlier format in the form of this one: version 0.1 kept the last attack alone."""
+    if not isinstance(plain, dict) or plain.get("format") != 1 or "attacks" in plain:
+        return plain
+    renewed = {name: value for name, value in plain.items() if name != "attack"}
+    last = plain.get("attack")
+    return renewed | {"format": FORMAT, "attacks": [] if last is None else [last]}
+
+
 def _check(record: RunRecord) -> None:
-    """What types cannot say."""
+    """Check what types cannot say."""
     if record.format != FORMAT:
         raise MisfitError(f"its format is {record.format} and this version of Privet reads {FORMAT}")
     if record.accountant not in accountant_names():
@@ -338,7 +386,83 @@ def _check(record: RunRecord) -> None:
         files["synthetic.picture"] = record.synthetic.picture
     for name, file in files.items():
         # A record that was sent to us must not be able to point at our other files.
-        if file and file != Path(file).name:
+        if file and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", file):
             raise MisfitError(f"'{name}' must name a file of the run folder, and is {file!r}")
-    if record.attack and len(record.attack.false_positive_rate) != len(record.attack.true_positive_rate):
-        raise MisfitError("'attack' has two halves of a ROC that differ in length")
+    made = record.synthetic
+    if made is not None and made.counts and len(made.counts) != len(record.data.classes):
+        raise MisfitError("'synthetic.counts' has not one number for each class")
+    if made is not None and any(len(row) != len(made.columns) for row in made.samples):
+        raise MisfitError("'synthetic.samples' has a row that does not fit its columns")
+    if any(len(each.false_positive_rate) != len(each.true_positive_rate) for each in record.attacks):
+        raise MisfitError("'attacks' has a ROC whose two halves differ in length")
+    for name, value in _numbers(record):
+        low, high = next((ends for ending, ends in _RANGES.items() if name.endswith(ending)), (-_LARGEST, _LARGEST))
+        if not low <= value <= high:
+            raise MisfitError(f"'{name}' is {value:.6g} and should be from {low:g} to {high:g}")
+    if any(not each.rates for each in record.attacks):
+        raise MisfitError("'attacks' has an attack without rates")
+
+
+_SHARE, _COUNT, _LARGEST, _TINY = (0.0, 1.0), (0, 10**15), 1e15, 1e-300
+_RANGES: dict[str, tuple[float, float]] = {
+    "delta": (_TINY, 1 - 1e-16),
+    "claim.epsilon": (0.0, 1e300),
+    "epsilon": (0.0, 1e300),
+    "lower_bound": (0.0, 1e300),
+    "ceiling": (0.0, 1e300),
+    "seconds": (0.0, 1e12),
+    "training_records": (1, 10**15),
+    "non_members": (1, 10**15),
+    "members": (1, 10**15),
+    "test_records": _COUNT,
+    "set_aside": _COUNT,
+    "parameters": _COUNT,
+    "rows": _COUNT,
+    "steps": _COUNT,
+    "step": _COUNT,
+    "epoch": _COUNT,
+    "measured_share": (0.0, 0.999),
+    "error.low": (0.0, _LARGEST),
+    "error.high": (0.0, _LARGEST),
+    "error.error": (0.0, _LARGEST),
+    "accuracy": _SHARE,
+    "auc": _SHARE,
+    "fpr": _SHARE,
+    "tpr": _SHARE,
+    "low": _SHARE,
+    "high": _SHARE,
+    "majority": _SHARE,
+    "recall": _SHARE,
+    "precision": _SHARE,
+    "level": (0.5, 0.999999),
+    "confidence": (0.5, 0.999999),
+}
+"""What numbers of a record may be, by the end of their names. A record may come from elsewhere: they are shown and computed
+with."""
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a record with its name, of lists the name of the list; infinite ones were allowed when it was built."""
+    if dataclasses.is_dataclass(value):
+        for each in dataclasses.fields(value):
+            yield from _numbers(getattr(value, each.name), f"{name}.{each.name}" if name else each.name)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _numbers(item, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        yield name, value
+
+
+PACKAGES = ("torch", "numpy", "scipy", "dp-accounting", "scikit-learn")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Privet, Python, the libraries that compute, and the platform; nothing that names the machine."""
+    found = {"privet": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # a trimmed installation is still worth recording
+            found[package] = "not installed"
+    found["platform"] = f"{platform.system()} {platform.machine()}"
+    return found

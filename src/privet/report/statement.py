@@ -1,38 +1,43 @@
-"""The statement of a run for readers to whom epsilon says nothing, and what it does not cover."""
+"""The statement of a run for readers who do not know epsilon, and what it does not cover."""
 
 from __future__ import annotations
 
 import math
 
 from privet.attacks import Interval
-from privet.privacy import Spent, delta_warning
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES
+from privet.privacy import Claimed, Spent, delta_warning
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES
+from privet.privacy.spent import round_up
 from privet.report import words
 from privet.report.record import RunRecord
 
 
 def released(record: RunRecord) -> str:
-    """What leaves the building."""
+    """The name of the release: the model or the data."""
     return "synthetic data set" if record.synthetic else "trained model"
 
 
-def standing(spent: Spent) -> words.Standing:
-    """How the whole statement is shown."""
+def standing(record: RunRecord, spent: Spent) -> words.Standing:
+    """How the statement is shown. If an audit refuted it, that counts more than its proof."""
+    if any(audit.refuted for audit in record.audits) and not isinstance(spent.guarantee, Claimed):
+        return words.REFUTED
     if not math.isfinite(spent.epsilon):
         return words.UNPROTECTED
     return words.standing(spent.guarantee, vacuous=spent.vacuous)
 
 
 def title(record: RunRecord, spent: Spent) -> str:
-    """The title of the run; what is not protected is not called private in it."""
-    return record.title if standing(spent).protects else record.title.replace("private ", "", 1)
+    """The title of the run. It says "private" only if the release is protected."""
+    return record.title if standing(record, spent).protects else record.title.replace("private ", "", 1)
 
 
 def opening(record: RunRecord, spent: Spent) -> str:
-    """The words before the ledger's own sentence."""
-    what, shown = released(record), standing(spent)
+    """The words before the sentence from the ledger."""
+    what, shown = released(record), standing(record, spent)
     if shown.kind == "open":
         return f"The {what} is not differentially private:"
+    if shown.kind == "refuted":
+        return f"An audit refutes that the {what} is differentially private as stated:"
     if shown.kind == "claimed":
         nothing = ", and the claim promises nothing" if shown.vacuous else ""
         return f"The {what} is only claimed to be differentially private{nothing}:"
@@ -42,7 +47,7 @@ def opening(record: RunRecord, spent: Spent) -> str:
 
 
 def calibrated(other: Spent | None, spent: Spent) -> str:
-    """What the accountant says that gave the noise, where it is another than that of the statement."""
+    """The statement of the accountant that calibrated the noise, if it is not the one of the statement."""
     if other is None:
         return ""
     return (
@@ -54,9 +59,14 @@ def calibrated(other: Spent | None, spent: Spent) -> str:
 def meaning(record: RunRecord, spent: Spent) -> str:
     """What the statement promises to one person."""
     what = released(record).split(maxsplit=1)[-1]
-    shown = standing(spent)
+    shown = standing(record, spent)
     if shown.kind == "open":
         return f"Nothing limits what the {what} may reveal about a {spent.unit}."
+    if shown.kind == "refuted":
+        return (
+            f"The statement does not hold: the code that made the {what} reveals more about a {spent.unit} than it allows. "
+            f"Do not release the {what}."
+        )
     found = spent.meaning
     inside, outside = f"those whose {spent.unit} was used", f"those whose {spent.unit} was not used"
     used = "used"
@@ -88,13 +98,13 @@ def meaning(record: RunRecord, spent: Spent) -> str:
 
 
 def data(record: RunRecord, spent: Spent) -> str:
-    """The public numbers of the data, and whom of them the statement is about."""
+    """The public numbers of the data, and which of the records the statement covers."""
     about = record.data
     said = f"{about.training_records:,} training {about.unit}s"
     if about.public:
-        protected = ", which are protected" if standing(spent).protects else ""
+        protected = ", which are protected" if standing(record, spent).protects else ""
         return f"{said}{protected}, and {about.test_records:,} test records, which are public"
-    if not standing(spent).protects:
+    if not standing(record, spent).protects:
         return said
     if about.unprotected:
         return f"{said}, which are protected"
@@ -107,24 +117,33 @@ def data(record: RunRecord, spent: Spent) -> str:
 
 
 def not_for_release(record: RunRecord) -> str:
-    """A sentence about a run that must not be released; empty where nothing speaks against it."""
-    if not record.seeded:
-        return ""
-    return "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
+    """Why the run must not be released, in a sentence or two; empty if it may be."""
+    said = []
+    if any(audit.refuted for audit in record.audits):
+        said.append("NOT FOR RELEASE: an audit refutes the statement of this run.")
+    if record.seeded:
+        said.append(
+            "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
+        )
+    return " ".join(said)
 
 
 def accuracy_interval(record: RunRecord) -> Interval | None:
-    """The interval of the accuracy, as it was measured; None where nothing was measured for others to see."""
+    """The interval of the accuracy that may be published; None if there is none."""
     found = record.utility
     return Interval(found.low, found.high, found.level, "noisy" if found.noise else "Wilson") if found else None
 
 
 def measured(record: RunRecord) -> str:
     """How well the release does, in a sentence that may be published."""
+    if record.data.target:
+        return _measured_regression(record)
     found = record.released_utility
     whose = "of a model that was trained on the synthetic data alone" if record.synthetic else "of the model"
-    if found is None and record.data.public:  # a record of version 0.1.0
+    if found is None and record.data.public and record.test_accuracy is not None:  # a record of version 0.1.0
         return f"The accuracy {whose} is {words.share(record.test_accuracy)}, measured on the test records."
+    if record.test_accuracy is None:
+        return f"The accuracy {whose} was not measured."
     if found is None:
         return (
             f"The accuracy {whose} was not measured in a way that may be published: exact figures of private records stay "
@@ -142,16 +161,57 @@ def measured(record: RunRecord) -> str:
     )
 
 
+def _measured_regression(record: RunRecord) -> str:
+    found, target = record.released_error, record.data.target
+    if found is None:
+        return (
+            f"The error of the model for {target} was not measured in a way that may be published: exact figures of private "
+            "records stay with their holder."
+        )
+    on = "on the test records"
+    if record.data.measured_share and not record.data.public:
+        on = f"on about {words.share(record.data.measured_share)} of the {record.data.unit}s, which were not trained on"
+    if found.noise:
+        on += (
+            f", with noise of {words.number(found.noise)} on each of the sums behind it, which the ledger holds; an error above "
+            f"half of the range of {target} counts as half of it"
+        )
+    return (
+        f"The error of the model for {target}, the root of the mean square, is {found.error:.4g} ({100 * found.level:g} % "
+        f"interval {found.low:.4g} to {found.high:.4g}), measured {on}. The best constant has an error of {found.constant:.4g}."
+    )
+
+
+def choice(record: RunRecord, spent: Spent) -> list[str]:
+    """How a tuned release was chosen and what the choice cost, in publishable sentences; empty for a single run."""
+    found = record.tuning
+    if found is None:
+        return []
+    what, many = released(record), len(found.candidates)
+    tried = f"Each of {many:,} candidates was tried once, and the best one is the release."
+    if found.trials:
+        tried = (
+            f"The {what} is the best of a random number of trials ({found.trials}), each of one of {many:,} candidates, drawn at "
+            f"random. How many trials there were is secret, and the statement holds only as long as it stays secret."
+        )
+    return [
+        tried,
+        f"It was chosen by {found.score}. Its own score was {words.share(found.best)}: the best of several, so too optimistic. "
+        f"An accuracy that is given for it was measured on other records.",
+        f"The statement covers the choice. At delta = {spent.delta:g}, one run with the settings and the noise of the {what} "
+        f"costs epsilon = {round_up(found.one)}, the choice as it was made epsilon = {round_up(spent.epsilon)}, and one run of "
+        f"each candidate, all of them paid for, would cost epsilon = {round_up(found.all_once)}.",
+    ]
+
+
 def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
     """What the statement does not cover, each with a name."""
     what = released(record).split(maxsplit=1)[-1]
     listed = "They were not looked for."
     if record.others is not None:
-        found_here = "Those that were found are listed" if record.others else "None was found beside this one"
-        listed = (
-            f"{found_here}, when it was made on {record.created[:10]}; runs that were made later, are kept elsewhere, or were "
-            f"deleted, are not counted."
-        )
+        when = f"when this one was made, on {record.created[:10]}"
+        found_here = f"Those found {when}, are listed" if record.others else f"None was found {when}"
+        listed = f"{found_here}; runs that were made later, are kept elsewhere, or were deleted, are not counted."
     found = [
         (
             "Other runs.",
@@ -174,6 +234,15 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
             f"What the {what} says about people in general, it also says about those who were not in the data.",
         ),
     ]
+    if record.tuning is not None and record.tuning.trials:
+        found.insert(
+            1,
+            (
+                "How long the tuning took.",
+                f"Whoever knows how long it took can guess how many trials there were, and the statement does not cover that: "
+                f"keep it, and the logs of the machine, to yourself. The files of this {what} do not tell it.",
+            ),
+        )
     if said := delta_warning(spent.delta, record.data.protected_records, spent.unit):
         found.insert(0, ("A large delta.", said))
     if record.seeded:

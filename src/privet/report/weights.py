@@ -1,49 +1,38 @@
-"""The weights of a run's model in its folder, as data that never runs code when it is read."""
+"""The weights of a run's model in its folder, in a format that cannot run code when it is read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
-from privet import models
-from privet.data.whole import write_whole
 from privet.errors import InputError
+from privet.models import recorded_model
 from privet.report.record import RunRecord
 
-FILE = "model.safetensors"
 
+def load_model(record: RunRecord, folder: Path, model: str = "") -> nn.Module:
+    """The saved model of a run; if its answers have noise, with that noise.
 
-def save_weights(model: nn.Module, folder: Path) -> str:
-    """Write the model's parameters and buffers; gives the file's name, for the record."""
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    write_whole(folder / FILE, save(weights), mode=0o644)  # the release: everybody may read it
-    return FILE
-
-
-def load_model(record: RunRecord, folder: Path) -> nn.Module:
-    """The run's model as it was when it was saved, with noise where its answers have noise.
-
-    Only a model of `privet.models` can be named.
+    A record can only name a model of `privet.models`. The user names their own as `model`: py:package.module:Net.
     """
     if not record.model.weights:
         raise InputError(f"{folder}: this run kept no weights, so there is no model to load; run the command again.")
-    if record.model.name not in models.__all__:
-        known = ", ".join(models.__all__)
-        raise InputError(
-            f"{folder}: there is no model {record.model.name!r} in this version of Privet; it has {known}."
-        )
+    try:
+        builder = recorded_model(record.model.name, model)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
     path = folder / record.model.weights
     try:
-        model: nn.Module = getattr(models, record.model.name)(**record.model.arguments)
-        model.load_state_dict(load_file(path))
+        made: nn.Module = builder(**record.model.arguments)
+        made.load_state_dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{path}: the weights of the run are missing; run the command again.") from None
     except (SafetensorError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: the weights do not fit the record ({reason}); run the command again.") from None
     if record.model.perturbation is not None:
-        record.model.perturbation.apply(model)
-    return model
+        record.model.perturbation.apply(made)
+    return made

@@ -1,43 +1,19 @@
-"""Events and numbers in words that a reader who writes no code can follow."""
+"""Events and numbers in words for readers who do not program."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from privet.privacy.events import (
-    Adaptive,
-    ApproximateDP,
-    Composed,
-    CovarianceRelease,
-    Event,
-    FixedSizeSampled,
-    Gaussian,
-    GroupedL2,
-    IsotropicL2,
-    Laplace,
-    NoisyTopCount,
-    NoisyVotes,
-    Nothing,
-    NotPrivate,
-    PaddedPoisson,
-    PoissonSampled,
-    PublicRecords,
-    PublishedClaim,
-    PureEpsilon,
-    RandomizedResponse,
-    Repeated,
-    ShuffledEpoch,
-    Under,
-)
+from privet.privacy import events
 from privet.privacy.guarantees import Assumed, Claimed, Guarantee
+from privet.privacy.meaning import VACUOUS_FALSE_POSITIVES, VACUOUS_TRUE_POSITIVES
 from privet.privacy.spent import round_up
-from privet.privacy.tradeoff import VACUOUS_FALSE_POSITIVES, VACUOUS_TRUE_POSITIVES
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a statement is shown: by what stands behind it (`kind`), and whether it promises anything (`vacuous`)."""
+    """How a statement is shown: the kind of its guarantee, and whether it is `vacuous`."""
 
     kind: str
     title: str
@@ -47,7 +23,9 @@ class Standing:
 
     @property
     def look(self) -> str:
-        """What chooses the frame and the colours: the kind, or "vacuous" for what is proved and promises nothing."""
+        """The style of the frame and the colors: the kind, or "vacuous" for a proved statement that promises nothing."""
+        if self.kind == "refuted":
+            return "open"
         return "vacuous" if self.vacuous and self.kind in ("proved", "assumed") else self.kind
 
     @property
@@ -57,6 +35,12 @@ class Standing:
 
 
 UNPROTECTED = Standing("open", "No protection", "!", "At least one use of the data has no finite cost.", vacuous=True)
+REFUTED = Standing(
+    "refuted",
+    "Refuted by an audit",
+    "✗",
+    "An audit of this run shows a larger epsilon than its statement allows: the statement is wrong, whatever stands behind it.",
+)
 VACUOUS = (
     f"It is vacuous: it allows an attack that finds {100 * VACUOUS_TRUE_POSITIVES:g} % or more of the records that were used, "
     f"while it wrongly names 1 in {round(1 / VACUOUS_FALSE_POSITIVES):,} of those that were not."
@@ -64,7 +48,7 @@ VACUOUS = (
 
 
 def standing(guarantee: Guarantee, *, vacuous: bool = False) -> Standing:
-    """Proved, assumed or claimed, each with a mark and words of its own, so that color is never needed; and vacuous or not."""
+    """The kind of a guarantee with its mark and words, so that it can be read without color; and whether it is vacuous."""
     match guarantee:
         case Claimed(by=by, because=because):
             found = Standing("claimed", "Claimed, not proved", "✗", f"Claimed by {by}, but {because}.")
@@ -80,64 +64,67 @@ def standing(guarantee: Guarantee, *, vacuous: bool = False) -> Standing:
     return Standing(found.kind, title, mark, explanation, vacuous=True)
 
 
-def describe(event: Event, unit: str = "record") -> str:
+def describe(event: events.Event, unit: str = "record") -> str:
     """What was done to the data, as the rest of a sentence; `unit` is what is protected: a record, a user."""
     match event:
-        case PoissonSampled(rate=rate, event=inner):
+        case events.PoissonSampled(rate=rate, event=inner):
             return (
                 f"from a random sample that holds each {unit} with probability {share(rate)}, {describe(inner, unit)}"
             )
-        case PaddedPoisson(rate=rate, rows=rows, event=inner):
+        case events.PaddedPoisson(rate=rate, rows=rows, event=inner):
             sample = f"each {unit} with probability {share(rate)}, filled up with dummies to {rows:,} rows"
             return f"from a random sample that holds {sample}, {describe(inner, unit)}"
-        case FixedSizeSampled(size=size, examples=examples, event=inner):
+        case events.FixedSizeSampled(size=size, examples=examples, event=inner):
             return f"from {size:,} of {examples:,} {unit}s drawn at random, {describe(inner, unit)}"
-        case ShuffledEpoch(batches=batches, event=inner):
+        case events.ShuffledEpoch(batches=batches, event=inner):
             return f"from each of {batches:,} disjoint shuffled batches, {describe(inner, unit)}"
-        case Repeated(event=inner, count=count):
+        case events.RepeatAndSelect(events=ways):
+            said = "; or ".join(describe(inner, unit) for inner in ways)
+            return f"the best of a secret, random number of trials ({event.trials}), each of which does this: {said}"
+        case events.Repeated(event=inner, count=count):
             return f"{times(count)}: {describe(inner, unit)}"
-        case Composed(events=events):
-            return "; and ".join(describe(inner, unit) for inner in events)
-        case Under(event=inner, basis=Claimed(by=by)):
-            return f"{describe(inner, unit)}, as {by} claims"
-        case Adaptive(event=inner):
+        case events.Composed(events=parts):
+            return "; and ".join(describe(inner, unit) for inner in parts)
+        case events.Under(event=inner, basis=Claimed(by=by)):
+            return f"{describe(inner, unit)}, as claimed by {by}"
+        case events.Adaptive(event=inner):
             return f"{describe(inner, unit)}, chosen after earlier releases were seen"
-        case Under(event=inner):
+        case events.Under(event=inner):
             return describe(inner, unit)
     return _release(event, unit)
 
 
-def _release(event: Event, unit: str) -> str:
+def _release(event: events.Event, unit: str) -> str:
     match event:
-        case Gaussian(noise_multiplier=noise):
+        case events.Gaussian(noise_multiplier=noise):
             return f"a sum in which one {unit} counts for at most C, plus Gaussian noise of {number(noise)} C"
-        case Laplace(noise_multiplier=noise):
+        case events.Laplace(noise_multiplier=noise):
             return f"a sum in which one {unit} counts for at most C, plus Laplace noise of scale {number(noise)} C"
-        case IsotropicL2(noise_multiplier=noise, dimension=dimension):
+        case events.IsotropicL2(noise_multiplier=noise, dimension=dimension):
             size = f"of scale {number(noise)} C in {dimension:,} dimensions"
             return f"a sum in which one {unit} counts for at most C, plus isotropic L2 noise {size}"
-        case GroupedL2(rates=rates):
+        case events.GroupedL2(rates=rates):
             groups = f"{len(rates):,} group" + ("" if len(rates) == 1 else "s")
             return f"a sum in which one {unit} counts for at most C, plus L2 noise in {groups} of coordinates"
-        case CovarianceRelease(noise_multiplier=noise):
+        case events.CovarianceRelease(noise_multiplier=noise):
             return f"the second moments of {unit}s of length at most 1, plus Gaussian noise of {number(noise)}"
-        case NoisyVotes(noise_multiplier=noise, noise=kind):
+        case events.NoisyVotes(noise_multiplier=noise, noise=kind):
             return f"a count of teachers' votes, plus {kind.capitalize()} noise of {number(noise)} votes"
-        case NoisyTopCount(noise_multiplier=noise):
+        case events.NoisyTopCount(noise_multiplier=noise):
             return f"the largest count of teachers' votes, plus Gaussian noise of {number(noise)} votes"
-        case PublicRecords(count=count, named=named):
+        case events.PublicRecords(count=count, named=named):
             return f"{count:,} records without labels, stated to be public ({named}); they are not protected"
-        case RandomizedResponse(noise=noise, buckets=buckets):
+        case events.RandomizedResponse(noise=noise, buckets=buckets):
             return f"every value, replaced by a random one of {buckets:,} with probability {share(noise)}"
-        case PureEpsilon(epsilon=epsilon):
+        case events.PureEpsilon(epsilon=epsilon):
             return f"a release by a mechanism of pure epsilon {number(epsilon)}"
-        case ApproximateDP(epsilon=epsilon, delta=delta):
+        case events.ApproximateDP(epsilon=epsilon, delta=delta):
             return f"a release proved elsewhere to be ({number(epsilon)}, {delta:g})-differentially private"
-        case PublishedClaim(epsilon=epsilon, delta=delta, by=by):
+        case events.PublishedClaim(epsilon=epsilon, delta=delta, by=by):
             return f"a release of which {by} claims ({number(epsilon)}, {delta:g})-differential privacy"
-        case NotPrivate():
+        case events.NotPrivate():
             return "a use of the data without any protection"
-        case Nothing():
+        case events.Nothing():
             return "no use of the data"
     return type(event).__name__
 
@@ -162,7 +149,7 @@ def share_at_most(value: float) -> str:
 
 
 def odds(probability: float) -> str:
-    """A small probability as one in so many, where that is a round number."""
+    """A small probability as "one in N", if N is a round number."""
     if probability <= 0:
         return "0"
     inverse = 1 / probability

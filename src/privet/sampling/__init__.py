@@ -1,17 +1,33 @@
-"""Which records are in a batch, and what that is worth."""
+"""Sampling: which records are in a batch, and the privacy event that follows."""
 
-from privet.sampling.batches import load_batches
-from privet.sampling.fixed_size import FixedSizeSampling
-from privet.sampling.padded import PaddedPoissonSampling
-from privet.sampling.poisson import PoissonSampling, uniform_subset
-from privet.sampling.users import Holdings, Users
+from typing import TYPE_CHECKING
+
+from privet.io.moved import moved_names
+from privet.sampling.samplers import (
+    EMPTY,
+    FixedSizeSampling,
+    Holdings,
+    PaddedPoissonSampling,
+    PoissonSampling,
+    SampleOverflowError,
+    Sampling,
+    Users,
+    UserSampling,
+    uniform_subset,
+)
 
 __all__ = [
+    "EMPTY",
     "FixedSizeSampling",
     "Holdings",
     "PaddedPoissonSampling",
     "PoissonSampling",
+    "SampleOverflowError",
+    "Sampling",
+    "UserSampling",
     "Users",
-    "load_batches",
     "uniform_subset",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)

@@ -1,39 +1,125 @@
-"""What makes a run the same run: its plan, its data, its seed. A checkpoint continues no other."""
+"""Settings as plain data: for the identity of a run that is resumed, for its description, and to rebuild them."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
+import numbers
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from privet.errors import InputError
+from privet.clipping import Clipping
+from privet.errors import InputError, PrivetError
+from privet.io.registry import plugin_name
+from privet.noise import Noise
+from privet.privacy import Ledger, Schedule
+from privet.sampling import Sampling
 from privet.training.checkpoint import digest
+from privet.training.plan import Plan
+
+T = TypeVar("T", bound=type)
 
 _LOOKED_AT = 64
+_REGISTERED: set[type] = set()
 
 
-def describe(value: Any) -> Any:
-    """A value as plain data, the same for equal values; tensors by their digest."""
-    if dataclasses.is_dataclass(value):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+class NotRebuilt(PrivetError):  # noqa: N818 - a name that reads as what happened
+    """A value cannot be rebuilt from plain data; `part` names the part at fault, and `why` says what is wrong."""
+
+    def __init__(self, part: str, why: str) -> None:
+        super().__init__(f"{part} cannot be rebuilt from a record of its settings: {why}.")
+        self.part, self.why = part, why
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunDescription:
+    """Everything that is needed to describe a run.
+
+    Attributes:
+        plan: sampling, clipping, noise, steps and public size.
+        settings: all settings as plain data, ready for JSON; `rebuild` makes the plan again from ``settings["plan"]``.
+        steps_done: the number of steps that were done.
+        delta: the delta of the statement.
+        ledger: everything that was recorded.
+        models: the class of each model, as "module:qualname".
+    """
+
+    plan: Plan
+    settings: dict[str, Any]
+    steps_done: int
+    delta: float
+    ledger: Ledger
+    models: tuple[str, ...]
+
+
+def plain(value: Any) -> Any:
+    """A value as plain data, the same for equal values: dataclasses with their class, tensors and functions by name or digest.
+
+    `rebuild` is the inverse, except for tensors and functions.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"kind": class_path(type(value)), **fields}
     if isinstance(value, Tensor):
-        return digest({"": value})
+        return {"tensor": digest({"": value})}
     if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [describe(item) for item in value]
-    return value
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, numbers.Real):  # NumPy's
+        return int(value) if isinstance(value, numbers.Integral) else plain(float(value))
+    return {"object": class_path(value if hasattr(value, "__qualname__") else type(value))}
+
+
+def rebuild(data: Any, *, allowed: Iterable[type] = (), part: str = "the value") -> Any:
+    """The value from which `plain` made `data`; lists become tuples.
+
+    Formal guarantees: nothing is imported, and no class is used by its name in `data` except those of the library, those
+    given in `allowed` or to `register`, and classes that were imported before and inherit from `Clipping`, `Noise` or
+    `Sampling`. Raises `NotRebuilt`, which names the part, where a part is of another class, a tensor or a function.
+    """
+    found: dict[str, list[type]] = {}
+    for kind in (*_known(), *allowed):
+        found.setdefault(class_path(kind), []).append(kind)
+    # Of classes that one module defined several times, as a notebook does, the last one counts.
+    return _rebuilt(data, {path: each[-1] if _one_module(each) else None for path, each in found.items()}, part)
+
+
+def _one_module(kinds: list[type]) -> bool:
+    return len({kind.__module__ for kind in kinds}) == 1
+
+
+def register(kind: T) -> T:
+    """A decorator: allow `rebuild` to make values of this dataclass."""
+    if not dataclasses.is_dataclass(kind):
+        raise InputError(f"{kind.__name__} is not a dataclass: only dataclasses can be rebuilt from their fields.")
+    _REGISTERED.add(kind)
+    return kind
+
+
+def class_path(kind: Any) -> str:
+    """The "module:qualname" of a class or function; for the library's own, the package that exports it.
+
+    The module of a plug-in is named after its file, so that it is the same for a loop that imports the file by its name.
+    """
+    module = str(kind.__module__)
+    if module.startswith("privet."):
+        module = ".".join(module.split(".")[:2])
+    return f"{plugin_name(module) or module}:{kind.__qualname__}"
 
 
 def data_fingerprint(dataset: Any) -> str:
-    """SHA-256 over the records where they are tensors; elsewhere over their number and 64 of them, evenly spread."""
+    """SHA-256 over the records where they are tensors; otherwise over their number and 64 of them, evenly spread."""
     if isinstance(getattr(dataset, "fingerprint", None), str):
         return str(dataset.fingerprint)
     if isinstance(getattr(dataset, "inputs", None), Tensor) and isinstance(getattr(dataset, "labels", None), Tensor):
@@ -42,12 +128,12 @@ def data_fingerprint(dataset: Any) -> str:
         return digest({str(place): tensor for place, tensor in enumerate(dataset.tensors)})
     summed = hashlib.sha256(str(len(dataset)).encode())
     for place in torch.linspace(0, len(dataset) - 1, min(_LOOKED_AT, len(dataset))).long().tolist():
-        summed.update(pickle.dumps(_plain(dataset[place]), protocol=4))
+        summed.update(pickle.dumps(_digested(dataset[place]), protocol=4))
     return summed.hexdigest()
 
 
 def require_same(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise unless a run is continued as what it was, and name what differs."""
+    """Raise unless a run is continued with its own settings; the message names the first difference."""
     difference = _difference("", stored, given)
     if difference is None:
         return
@@ -62,6 +148,51 @@ def require_same(folder: Path, stored: Mapping[str, Any], given: Mapping[str, An
     )
 
 
+def _rebuilt(data: Any, kinds: Mapping[str, type | None], part: str) -> Any:
+    if isinstance(data, list):
+        return tuple(_rebuilt(item, kinds, f"{part}[{place}]") for place, item in enumerate(data))
+    if not isinstance(data, Mapping):
+        return data
+    if len(data) == 1:
+        ((key, value),) = data.items()
+        if key == "float" and isinstance(value, str):
+            return float(value)
+        if key == "tensor" and isinstance(value, str):
+            raise NotRebuilt(part, "it is a tensor, of which only the digest was kept")
+        if key == "object" and isinstance(value, str):
+            raise NotRebuilt(part, f"it is {value}, which is not plain data")
+    if not isinstance(data.get("kind"), str):
+        return {key: _rebuilt(item, kinds, f"{part}.{key}") for key, item in data.items()}
+    name = data["kind"]
+    if name not in kinds:
+        raise NotRebuilt(
+            part,
+            f"its class {name} is unknown; load the file that defines it (--plugin FILE), import its module, or register it",
+        )
+    if (kind := kinds[name]) is None:
+        raise NotRebuilt(part, f"two plug-ins define its class {name}; load one of them")
+    fields = {key: _rebuilt(item, kinds, f"{part}.{key}") for key, item in data.items() if key != "kind"}
+    try:
+        return kind(**fields)
+    except (
+        Exception
+    ) as error:  # a class of somebody else's may raise anything, and a record from elsewhere may say anything
+        raise NotRebuilt(part, f"{name} refuses its settings ({error})") from None
+
+
+def _known() -> Iterator[type]:
+    yield from (Plan, Schedule, *_REGISTERED)
+    for protocol in (Clipping, Noise, Sampling):
+        yield from (kind for kind in _heirs(protocol) if dataclasses.is_dataclass(kind))
+
+
+def _heirs(kind: type) -> Iterator[type]:
+    each: type
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from _heirs(each)
+
+
 def _difference(name: str, stored: Any, given: Any) -> tuple[str, Any, Any] | None:
     if isinstance(stored, Mapping) and isinstance(given, Mapping):
         for key in [*stored, *(key for key in given if key not in stored)]:
@@ -72,11 +203,11 @@ def _difference(name: str, stored: Any, given: Any) -> tuple[str, Any, Any] | No
     return None if stored == given else (name, stored, given)
 
 
-def _plain(record: Any) -> Any:
+def _digested(record: Any) -> Any:
     if isinstance(record, Tensor):
         return digest({"": record})
     if isinstance(record, Mapping):
-        return {key: _plain(value) for key, value in record.items()}
+        return {key: _digested(value) for key, value in record.items()}
     if isinstance(record, (tuple, list)):
-        return [_plain(value) for value in record]
+        return [_digested(value) for value in record]
     return record

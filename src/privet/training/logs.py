@@ -1,6 +1,6 @@
-"""Logs of a training: every step as a line of a CSV file, and as points of TensorBoard where it is installed.
+"""Logs of a training: a report after each step, a progress bar, and a CSV file; for others see `privet.integrations.trackers`.
 
-What is logged was computed from the records without noise: logs are for whoever holds the data, and not for release.
+Logged losses are computed from the records without noise: logs are for the owner of the data, and not for release.
 """
 
 from __future__ import annotations
@@ -9,22 +9,81 @@ import csv
 import io
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from privet.training.standing import OnStep
+from privet.io.moved import moved_names
+
+if TYPE_CHECKING:
+    from privet.training.private import Private
+
+OnStep = Callable[[dict[str, Any]], None]
+"""Called with a dictionary after each step."""
 
 FILE = "steps.csv"
 COLUMNS = ("what", "step", "steps", "loss", "accuracy", "epsilon", "delta", "guarantee", "seconds")
-TENSORBOARD = "tensorboard"
+_REPORTED = 0.2
+"""Epsilon in a report is computed at most every this many seconds."""
+_SHOWN = 0.5
+"""Epsilon in a progress bar is computed at most every this many seconds."""
+
+
+class StepReport:
+    """Called after a step, it returns a dictionary with step, steps, epsilon with its delta, and the guarantee.
+
+    Epsilon is computed a few times a second and after the last step: it may be a few steps old.
+    """
+
+    def __init__(self, private: Private) -> None:
+        self._private = private
+        self._epsilon, self._looked = 0.0, 0.0
+
+    def __call__(self) -> dict[str, Any]:
+        private = self._private
+        done, steps, now = private.steps_done, private.plan.steps, time.monotonic()
+        if now - self._looked > _REPORTED or done == steps:
+            self._epsilon, self._looked = private.spent().epsilon, now
+        spent = {"epsilon": self._epsilon, "delta": private.delta, "guarantee": str(private.ledger.guarantee)}
+        return {"step": done, "steps": steps, **spent}
+
+
+@contextmanager
+def step_progress(steps: int, done: int = 0) -> Iterator[Callable[[Callable[[], float]], None]]:
+    """A progress bar, shown on a terminal only. It gives a function to call after each step, with a function for epsilon."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("epsilon {task.fields[epsilon]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    if not console.is_terminal:
+        yield lambda epsilon: None
+        return
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("step", total=steps, completed=done, epsilon=0.0)
+        shown = 0.0
+
+        def tick(epsilon: Callable[[], float]) -> None:
+            nonlocal shown
+            bar.advance(task)
+            if time.monotonic() - shown > _SHOWN or bar.finished:
+                bar.update(task, epsilon=epsilon())
+                shown = time.monotonic()
+
+        yield tick
 
 
 class CsvLog:
-    """Steps as lines of a CSV file that only its owner can read. A dictionary's further entries get columns of their own.
+    """Writes each step as a line of a CSV file that only its owner can read; further entries of a report get their own columns.
 
-    Where the file is there already, the lines of steps that are done again are dropped.
+    If the file exists, the lines of steps that are repeated are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,52 +113,25 @@ class CsvLog:
         writer.writerows(kept)
 
     def _read(self) -> list[dict[str, str]]:
-        """The whole lines of the file; a line that was being written when the process died is not one of them."""
+        """The complete lines of the file, without a line that was being written when the process died."""
         if not self._path.exists():
             return []
         rows = csv.DictReader(io.StringIO(self._path.read_text(encoding="utf-8")))
         return [row for row in rows if None not in row.values() and str(row.get("step")).isdecimal()]
 
 
-class TensorBoardLog:
-    """The numbers of each step as scalars of TensorBoard."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    def __call__(self, step: Mapping[str, Any]) -> None:
-        for name, value in step.items():
-            if isinstance(value, int | float) and name not in ("step", "steps", "delta"):
-                self._writer.add_scalar(name, value, step["step"])
-
-    def close(self) -> None:
-        self._writer.close()
-
-    @classmethod
-    def where_installed(cls, folder: Path) -> TensorBoardLog | None:
-        """A log in the folder, or None where TensorBoard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return None
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        return cls(SummaryWriter(str(folder)))
-
-
 @contextmanager
 def logged(folder: Path, *also: OnStep | None) -> Iterator[OnStep]:
-    """A callback that logs every step of a training to `folder`, and hands everything on to the others.
+    """A callback that logs every step of a training to `folder`, and passes everything on to the other callbacks.
 
-    Work without a loss (features that are computed, say) is handed on and not logged.
+    Reports without a loss (of computed features, for example) are passed on and not logged.
     """
-    logs: list[CsvLog | TensorBoardLog] = []
+    logs: list[CsvLog] = []
 
     def on_step(step: dict[str, Any]) -> None:
         if "loss" in step and not logs:
-            # Not before there is something to log: a run that is refused leaves nothing behind.
-            board = TensorBoardLog.where_installed(folder / TENSORBOARD)
-            logs.extend([CsvLog(folder / FILE), *([board] if board else [])])
+            # Opened with the first step: a run that is refused leaves no files.
+            logs.append(CsvLog(folder / FILE))
         for log in logs if "loss" in step else ():
             log(step)
         for other in also:
@@ -111,3 +143,7 @@ def logged(folder: Path, *also: OnStep | None) -> Iterator[OnStep]:
     finally:
         for log in logs:
             log.close()
+
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)

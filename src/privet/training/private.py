@@ -1,10 +1,15 @@
-"""Privacy for an ordinary training loop: what `make_private` returns."""
+"""A private training loop: the object that `make_private` returns."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, NoReturn
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
 from weakref import ref
 
 import torch
@@ -14,108 +19,141 @@ from torch.optim import Optimizer
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import mark_of
-from privet.privacy import Budget, Event, Ledger, Spent
+from privet.io import write_whole
+from privet.io.names import LOOP
+from privet.privacy import AccountedRun, Event, Spent
 from privet.randomness import Randomness
-from privet.sampling import Holdings
-from privet.training.adam import CorrectedAdam
-from privet.training.average import Average
-from privet.training.drawing import Part, Records, other_parts
-from privet.training.folder import RunFolder
-from privet.training.limit import Limit
-from privet.training.optimizers import check_last_hook, check_optimizers, guard, release, unguard
-from privet.training.plan import Plan
-from privet.training.progress import step_progress
-from privet.training.rehearsal import FEWEST, MOST, AloneRehearsal, Rehearsal, held_still, is_rehearsed, selected
-from privet.training.standing import OnStep, Standing
-from privet.training.state import Stateful, restore, state_of
-from privet.training.streams import Streams
-from privet.training.surroundings import Surroundings
-
-Isolation = Literal["follow", "each", "assume"]
+from privet.training.checkpoint import Stateful, restore, save_weights, state_of
+from privet.training.drawing import PhysicalBatch, Records, other_parts
+from privet.training.folder import RunFolder, Saving
+from privet.training.identity import RunDescription, class_path, plain
+from privet.training.logs import OnStep, StepReport, step_progress
+from privet.training.optimizers import (
+    Average,
+    CorrectedAdam,
+    check_last_hook,
+    check_optimizers,
+    guard,
+    release,
+    unguard,
+)
+from privet.training.plan import BudgetLimit, check_ledger
+from privet.training.rehearsal import (
+    FEWEST,
+    MOST,
+    AloneRehearsal,
+    Checks,
+    Rehearsal,
+    Streams,
+    Surroundings,
+    held_still,
+    is_rehearsed,
+    selected,
+)
 
 
 class Private:
     """A training loop with its plan, its ledger and its randomness; made by `make_private`.
 
-    From here on the optimizers refuse to step on anything but the batches of `batches`; see `paused` and `close`.
+    While it exists, the optimizers refuse to step on anything but the batches of `batches`; see `paused` and `close`.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        limit: BudgetLimit,
         engine: Engine,
         optimizers: Sequence[Optimizer],
-        dataset: Any,
-        ledger: Ledger,
-        delta: float,
+        records: Records,
         randomness: Randomness,
         *,
-        budget: Budget | None = None,
-        size_is_public: bool = True,
-        physical_batch_size: int | None = None,
-        workers: int = 0,
-        collate: Callable[[list[Any]], Any] | None = None,
         average: Average | None = None,
         scheduler: Any = None,
-        run: RunFolder | None = None,
-        identity: Mapping[str, Any] | None = None,
-        save_every: int | None = None,
-        stateful: Mapping[str, Stateful] | None = None,
-        isolation: Isolation = "follow",
-        self_check: bool = True,
-        users: Holdings | None = None,
+        saving: Saving | None = None,
+        checks: Checks | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.plan, self.engine, self.ledger, self.delta = plan, engine, ledger, delta
-        self.optimizers, self.randomness = tuple(optimizers), randomness
+        """
+        Args:
+            limit: the plan, with its ledger, its delta and its budget.
+            engine, optimizers, records, randomness: as `make_private` makes them.
+            average, scheduler: updated after every step.
+            saving: the folder in which the run is saved.
+            checks: how records are kept apart.
+            settings: further settings that `description` names.
+        """
+        self.limit, self.plan, self.ledger, self.delta = limit, limit.plan, limit.ledger, limit.delta
+        self.engine, self.optimizers, self.randomness = engine, tuple(optimizers), randomness
         self.average, self.scheduler = average, scheduler
-        self.clipping = plan.clipping
-        """How the next step clips: the plan's clipping, moved by what was released."""
-        self.noise = plan.noise
-        """The noise of the next steps: the plan's, moved by what was released."""
         self.steps_done = 0
         self.bad_records = 0
-        """Records whose gradient was not finite and contributed nothing; not to be published."""
-        self.limit = Limit(plan, ledger, budget, delta)
-        self._records = Records(dataset, size_is_public, physical_batch_size, workers, collate, users)
+        """The number of records whose gradient was not finite and contributed nothing. Do not publish it."""
+        self._records, self._checks = records, checks or Checks()
+        self._settings = dict(settings or {})
         self._parameters = {name: p for name, p in engine.model.named_parameters() if p.requires_grad}
-        self._part: Part | None = None
+        self.state = self.plan.init(self._parameters)
+        """The state of clipping and noise before the next step."""
+        self._part: PhysicalBatch | None = None
         self._batch: Any = None
+        self._given: dict[str, Tensor | None] = {}
+        """The gradients that the first optimizer of a step was given."""
         self._waiting: set[Optimizer] = set()
         """The optimizers that have not stepped on the batch that was handed out."""
         self._public: list[Callable[[], Tensor | None]] = []
-        self._isolation, self._self_check = isolation, self_check
         self._rehearsal: Rehearsal | None = None
         self._rehearsed_to = -1
         """The last step before which the loop was checked."""
         self._surroundings: Surroundings | None = None
         self._void = False
-        """Whether the body has passed over the batch that it was given."""
+        """Whether the body has skipped the batch that it was given."""
         self.stream: Tensor | None = None
         self.torch_state: Tensor | None = None
         self._paused = False
         self._running: Callable[[], Generator[Any] | None] = lambda: None
-        self._records.check(plan)
+        self._check_plan()
         check_optimizers(self.optimizers, self._parameters)
-        self._run_folder, self._save_every = run, save_every or self.steps_per_epoch
-        self.identity, self.stateful = dict(identity or {}), dict(stateful or {})
-        if run is not None and run.state is not None:
-            restore(self, run.path, run.state)
-        elif run is not None:
+        self._run_folder: RunFolder | None = saving.run if saving is not None else None
+        self._own_loop = saving is not None and saving.own_loop
+        self._save_every = (saving.every if saving is not None else None) or self.steps_per_epoch
+        self.paying: AccountedRun | None = None
+        """Pays from the account of the data set; None where `make_private` was given no account."""
+        self.identity = dict(saving.identity) if saving is not None else {}
+        self.stateful: dict[str, Stateful] = dict(saving.stateful) if saving is not None else {}
+        if self._run_folder is not None and self._run_folder.state is not None:
+            restore(self, self._run_folder.path, self._run_folder.state)
+        elif self._run_folder is not None:
             self.save()
         self._held = _held(self.optimizers)
         guard(self, self.optimizers, self._before_step, self._after_step)
 
-    # --- what a loop uses -------------------------------------------------------------------------------------------
+    # --- the interface of a loop ------------------------------------------------------------------------------------
+
+    @property
+    def description(self) -> RunDescription:
+        """Everything that is needed to describe the run, with all settings as plain data."""
+        settings = {"plan": self.plan, "delta": self.delta, "checks": self._checks, **self._settings}
+        models = settings.pop("models", (self.engine.model,))
+        paths = tuple(class_path(type(model)) for model in models)
+        return RunDescription(self.plan, plain(settings), self.steps_done, self.delta, self.ledger, paths)
+
+    @property
+    def run_folder(self) -> RunFolder | None:
+        """The folder of the run; None for one in memory."""
+        return self._run_folder
+
+    @property
+    def dataset(self) -> Any:
+        """The records that the loop trains on."""
+        return self._records.dataset
 
     def spent(self) -> Spent:
-        """What the recorded steps cost, with everything that must travel with epsilon."""
+        """The cost of the recorded steps, with everything that must go with epsilon."""
         return self.ledger.spent(self.delta)
 
     def batches(self, *, steps: int | None = None, progress: bool = False, on_step: OnStep | None = None) -> Batches:
         """The physical batches of all remaining steps, or of the next `steps`.
 
-        For each one: zero_grad, loss, backward, optimizer.step. An empty batch is a step that the loop does not see.
-        `on_step` gets a dictionary after each step, as `privet.training.standing` says.
+        For each batch: zero_grad, loss, backward, optimizer.step. An empty batch is a step that the loop does not see.
+        `on_step` gets a dictionary after each step; see `privet.training.logs.StepReport`.
         """
         if steps is not None and steps < 1:
             raise InputError(f"batches(steps=...) takes at least one step, not {steps}.")
@@ -124,25 +162,30 @@ class Private:
         return Batches(self, left if steps is None else min(steps, left), progress, on_step)
 
     @property
+    def loader(self) -> EpochLoader:
+        """Stands for the data loader of a loop over epochs: each time it is iterated, it gives the batches of one epoch."""
+        return EpochLoader(self)
+
+    @property
     def rehearsing(self) -> bool:
-        """Whether the batch that was handed out is one of the self-check, of which nothing is released or kept."""
+        """Whether the current batch is one of the self-check, of which nothing is released or kept."""
         return self._rehearsal is not None
 
     @property
     def is_paused(self) -> bool:
-        """Whether model and optimizers are ordinary ones at this moment."""
+        """Whether model and optimizers are ordinary at this moment; see `paused`."""
         return self._paused
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many steps draw as many records as there are, in expectation."""
+        """The number of steps that draw as many records as there are, in expectation."""
         return max(round(1 / self.plan.sampling.rate), 1)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, model and optimizers are ordinary: for evaluation, a generator's step, or training on public data.
 
-        Gradients that reach the model's parameters inside are gone afterwards.
+        Gradients that the model's parameters get inside are deleted afterward.
         """
         with self.engine.paused():
             kept = {name: p.grad for name, p in self._parameters.items()}
@@ -156,16 +199,16 @@ class Private:
                     parameter.grad = kept[name]
 
     def public(self, function: Callable[[], Tensor | None] | None = None) -> None:
-        """Call `function` once in every step, also one for which nobody was drawn, and add its gradients as they are.
+        """Call `function` once in every step, even if no record was drawn, and add its gradients without clipping or noise.
 
-        It gives a loss that uses no record (a penalty, the generated rows of a GAN), or calls `backward` itself. Its
-        gradients join the private gradient of the step. It is called by the step, and not in the loop's body: how often the
-        body runs depends on who was drawn. A tensor of a batch is refused in it.
+        It returns a loss that uses no record (a penalty, the generated rows of a GAN), or calls `backward` itself. Its
+        gradients are added to the private gradient of the step. The step calls it, and not the loop's body: the number of
+        times that the body runs depends on who was drawn. A tensor of a batch is refused in it.
         """
         if function is None:
             raise PrivetError(
                 "Give private.public a function before the loop: private.public(lambda: 0.01 * model.weight.norm()). In the "
-                "body of the loop it would tell whether anybody was drawn, since the body does not run for an empty batch."
+                "body of the loop it would reveal whether anybody was drawn, since the body does not run for an empty batch."
             )
         if self._part is not None:
             raise PrivetError("Register private.public(function) before the loop, not in its body.")
@@ -174,24 +217,26 @@ class Private:
     def backward(self, losses: Tensor) -> None:
         """The backward pass of a loss for each record: a vector with one entry for each record of the batch.
 
-        No reduction is left to be read: each record's own loss is what is differentiated and clipped.
+        Each record's own loss is differentiated and clipped, so that no reduction has to be recognized.
         """
         self.engine.backward(losses)
 
     def step(self, losses: Tensor) -> None:
-        """`backward`, and a step of every optimizer: the whole private step from a vector with a loss for each record."""
+        """`backward` and a step of every optimizer: a whole private step from a vector with a loss for each record."""
         self.backward(losses)
         for optimizer in self.optimizers:
             optimizer.step()
 
     def check(self, function: Callable[[Any], Tensor], batch: Any) -> None:
-        """Check that `function`, which turns a batch into its loss or its losses, treats each record on its own.
+        """Check that `function`, which computes the loss or the losses of a batch, treats each record on its own.
 
-        The loop checks itself before its first step; this does the same outside of it. Nothing is released or moved.
+        The loop checks itself before its first step; this does the same outside the loop. Nothing is released or changed.
         """
         if self._part is not None:
-            raise PrivetError("private.check is called outside the loop, which checks itself.")
+            raise PrivetError("Call private.check outside the loop, which checks itself.")
         dims = self._records.dims(batch)
+        if any(dim is not None and dim < 0 for _, dim in dims):
+            raise InputError("A batch whose records have different numbers of rows cannot be checked outside the loop.")
         records = next((tensor.shape[dim] for tensor, dim in dims if dim is not None), 0)
         if records < 2:
             raise InputError("A check needs a batch of at least two records.")
@@ -204,24 +249,65 @@ class Private:
             self._conclude()
 
     def save(self) -> None:
-        """Write a checkpoint of the run now; it is done by itself every `save_every` steps and after the last one."""
+        """Write a checkpoint now. This happens automatically every `save_every` steps and after the last one."""
         if self._run_folder is None:
-            raise InputError("This run has no folder to be saved in: give make_private(..., folder=...).")
+            raise InputError("This run has no folder to save it in: give make_private(..., folder=...).")
         if self._part is not None and not self._part.last:
-            raise PrivetError("A step of several physical batches can be saved after its last one only.")
+            raise PrivetError("A step of several physical batches can only be saved after its last one.")
         self._run_folder.save(self.steps_done, state_of(self))
+        if self._own_loop and self.steps_done:
+            self._leave_description()
+
+    def _leave_description(self) -> None:
+        """Write the weights, and what a record of this run needs to know: `privet report` makes the page from them."""
+        assert self._run_folder is not None
+        folder, told = self._run_folder.path, self.description
+        with self.average.applied() if self.average is not None else nullcontext():
+            save_weights(self.engine.model, folder)
+        facts = {
+            "settings": told.settings,
+            "steps": told.steps_done,
+            "delta": told.delta,
+            "models": list(told.models),
+            "parameters": sum(p.numel() for p in self.engine.model.parameters()),
+            "shape": _shape(self.dataset),
+            "data": self.identity.get("data", ""),
+            "seed": self.identity.get("seed"),
+        }
+        write_whole(folder / LOOP, (json.dumps(facts, indent=1) + "\n").encode(), mode=0o600)
+
+    def report(self, test: Any = None, **about: Any) -> Path:
+        """Measure and attack the model, and write record, card and page into the folder of the run; returns the page.
+
+        Args:
+            test: records that were not trained on: a `privet.data.Split`, or inputs and labels. Without it nothing is measured.
+            about: further arguments of `privet.runs.own.report_loop`.
+        """
+        # The rooms above this one are looked up by name: nothing here depends on them.
+        made: Path = import_module("privet.runs.own").report_loop(self, test, **about)
+        return made
 
     def close(self) -> None:
-        """End the run: the optimizers are ordinary ones again, and the folder is free for another process."""
+        """End the run: the optimizers become ordinary again, and the folder is free for another process.
+
+        A `RunFolder` that was given stays open: whoever opened it closes it.
+        """
+        running = self._running()
+        if running is not None:
+            running.close()  # a loop that ended with an error, and that a traceback still holds
         unguard(self.optimizers)
         release(self)
-        if self._run_folder is not None:
+        if self.paying is not None:
+            # Without a folder the run cannot go on, so nothing stays reserved for it.
+            self.paying.close(ended=self._run_folder is None or self.steps_done >= self.plan.steps)
+        if self._run_folder is not None and self._own_loop:
             self._run_folder.close()
 
     def __iter__(self) -> NoReturn:
         raise PrivetError(
             "make_private returns one object, not model, optimizer and loader: they stay as they are. "
-            "Write `private = make_private(...)`, then `for x, y in private.batches(): ...`."
+            "Write `private = make_private(...)`, then `for x, y in private.batches(): ...`, or take private.loader, which has "
+            "the batches of one epoch, for your loader."
         )
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -229,7 +315,7 @@ class Private:
     def _run(self, steps: int, progress: bool, on_step: OnStep | None) -> Generator[Any]:
         before = self._running()
         if before is not None:
-            before.close()  # a loop that an error has left, and that a traceback still holds
+            before.close()  # a loop that ended with an error, and that a traceback still holds
         loop = self._loop(steps, progress, on_step)
         self._running = ref(loop)
         return loop
@@ -243,8 +329,8 @@ class Private:
             stack.enter_context(self.engine)
             stack.callback(self._forget)
             tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
-            standing = Standing(self)
-            self._continue_streams()
+            report = StepReport(self)
+            self.continue_streams()
             self._look_around()
             for part, batch in self._records.batches(self.plan, self.randomness, range(self.steps_done, end)):
                 if part.first:
@@ -257,8 +343,8 @@ class Private:
                     self.engine.set_quiet(True)
                     self._void = self._may_skip and len(self._waiting) == len(self.optimizers)
                 if self._void or not part.records:
-                    # An empty batch is a step like any other: noise, and nothing else. No model need digest it. So is one that
-                    # the body has passed over: whether it does may depend on the records, and must not be seen.
+                    # An empty batch is a step like any other: it is noise and nothing else, and the model does not see it. So is
+                    # a batch that the body has skipped: whether it does may depend on the records, and must not be visible.
                     self.engine.drop()
                     for optimizer in self.optimizers:
                         optimizer.step()
@@ -269,47 +355,74 @@ class Private:
                 if part.last and tick is not None:
                     tick(lambda: self.spent().epsilon)
                 if part.last and on_step is not None:
-                    on_step(standing())
+                    on_step(report())
                 if part.last and self._is_due():
                     self.save()
                 if part.last and self.steps_done == self.plan.steps:
                     release(self)
+                    if self.paying is not None:
+                        self.paying.close(ended=True)
         if end < wanted:
             self._check_limit(self.steps_done)
 
     def _look_around(self) -> None:
-        """Before the first batch: what is there holds no records of it, but for the data set itself."""
-        if not self._self_check:
-            return  # then the statement assumes that nothing else holds records
+        """Before the first batch, note all tensors that exist: except for the data set itself, they hold no records of it."""
+        if not self._checks.self_check:
+            return  # the statement then assumes that no other tensor holds records
         if self._surroundings is None:
             self._surroundings = Surroundings.now(self.optimizers)
-            data = {tensor.untyped_storage()._cdata for tensor in self._records.own_tensors()}
+            data = {_memory(tensor) for tensor in self._records.own_tensors()} - {None}
             self._constants = [
                 tensor
                 for tensor in self._surroundings.tensors
                 if mark_of(tensor) is None and not (data and _memory(tensor) in data)
             ]
-        self.engine.know(self._constants)
+            self._data = data
+        self.engine.know(self._constants, self._data)
 
     def _hand_out(self, batch: Any, records: int, each: int) -> None:
         self._check_parameters()
-        alone, assume = self._isolation == "each", self._isolation == "assume"
-        dims, strangers, unseen = self._records.dims(batch), not self._self_check, other_parts(batch)
-        self.engine.hand_out(dims, records, each=each, assume=assume, alone=alone, strangers=strangers, unseen=unseen)
+        alone, assume = self._checks.isolation == "each", self._checks.isolation == "assume"
+        dims, strangers, unseen = self._records.dims(batch), not self._checks.self_check, other_parts(batch)
+        self._records.check_rows(dims, records * each)
+        self.engine.hand_out(
+            dims,
+            records,
+            each=each,
+            assume=assume,
+            alone=alone,
+            strangers=strangers,
+            unseen=unseen,
+            guarded=self._kept_beside_the_model(),
+        )
+
+    def _kept_beside_the_model(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors of the optimizers and of the average, which records must not change, with names for a message."""
+        for optimizer in self.optimizers:
+            for state in (*optimizer.state.values(), *optimizer.param_groups):
+                yield from (
+                    (f"{key} of the optimizer", each) for key, each in state.items() if isinstance(each, Tensor)
+                )
+        if self.average is not None:
+            yield from ((f"the average of {name}", value) for name, value in self.average.values.items())
 
     # --- the self-check ---------------------------------------------------------------------------------------------
 
     def _rehearse(self, step: int) -> Generator[Any]:
-        """Give the loop's body a few records to see that it treats each on its own; see `privet.training.rehearsal`."""
-        if not self._self_check or step <= self._rehearsed_to or not self._is_checked_before(step):
+        """Give the loop's body a few records to check that it treats each on its own; see `privet.training.rehearsal`."""
+        if not self._checks.self_check or step <= self._rehearsed_to or not self._is_checked_before(step):
             return
         if self._count() < 2:
-            return  # the only record there is has nobody to meet
-        if self._rehearsed_to < 0:
+            return  # a single record cannot depend on others
+        each = self._checks.isolation == "each"
+        if self._rehearsed_to < 0 and not each:
             self._records.check_collate(self._count())
         for seed in (2 * step, 2 * step + 1):
             batch, count = self._records.sample(self._count(), seed), self._count()
-            for trial in self._trials(batch, count, self._records.rehearsed):
+            # A part of a batch that was collated for others need not be what a record alone would get.
+            alone = (each and self._records.collate is not None) or self._records.is_ragged
+            load = partial(self._records.sample, count, seed) if alone else None
+            for trial in self._trials(batch, count, self._records.rehearsed, load):
                 self._part, self._batch, self._waiting = _NOBODY, trial, set(self.optimizers)
                 yield trial
                 self.engine.set_quiet(True)
@@ -321,7 +434,7 @@ class Private:
                 self._part = self._batch = None
             complaint = self._conclude(quiet=seed % 2 == 0)
             if not complaint:
-                break  # what looks wrong is looked at again, with other records
+                break  # after a complaint, the check is repeated once with other records
         self._rehearsed_to = step
 
     def _is_checked_before(self, step: int) -> bool:
@@ -329,31 +442,33 @@ class Private:
 
     @property
     def _may_skip(self) -> bool:
-        """Whether a batch may be passed over: a rehearsal has shown that the body uses batches, if it wants to."""
+        """Whether a batch may be skipped: a rehearsal has shown that the body does use batches."""
         return self._rehearsed_to >= 0
 
     def _count(self) -> int:
-        """The records of a rehearsal: not as many as a batch is expected to have, so that a loss which is divided by that
-        constant is not taken for one that is divided by the size of the batch."""
+        """The number of records in a rehearsal. It differs from the expected size of a batch, so that a loss that is divided by
+        that constant is not mistaken for one that is divided by the size of the batch."""
         expected = round(self.plan.expected_batch_size)
         count = max(min(self._records.physical or expected, MOST), FEWEST)
         if count == expected:
             count += 1 if count == FEWEST else -1
         return min(count, len(self._records))
 
-    def _trials(self, batch: Any, count: int, each: int = 1) -> Iterator[Any]:
+    def _trials(
+        self, batch: Any, count: int, each: int = 1, load: Callable[[Tensor], Any] | None = None
+    ) -> Iterator[Any]:
         self._look_around()
         surroundings = self._surroundings or Surroundings.now(self.optimizers)
         dims = {id(tensor): dim for tensor, dim in self._records.dims(batch)}
         precise = all(p.element_size() >= 4 for p in self._parameters.values())
-        self._rehearsal = (AloneRehearsal if self._isolation == "each" else Rehearsal)(count, precise, each)
+        self._rehearsal = (AloneRehearsal if self._checks.isolation == "each" else Rehearsal)(count, precise, each)
         rehearsal = self._rehearsal
         self.engine.size_divisors = frozenset()
         with held_still(self.engine, surroundings.moving) as reset, self.engine.still():
             for _, places in rehearsal.trials():
                 reset()
                 rows = (places.unsqueeze(1) * each + torch.arange(each)).flatten()
-                trial = selected(batch, rows, lambda tensor: dims[id(tensor)])
+                trial = load(rows) if load else selected(batch, rows, lambda tensor: dims[id(tensor)])
                 self._hand_out(trial, len(places), each)
                 streams = Streams()
                 yield trial
@@ -368,8 +483,11 @@ class Private:
             raise PrivetError(complaint)
         return complaint
 
-    def _continue_streams(self) -> None:
-        """Draw on from the last step that was done, whatever was drawn ahead of it."""
+    def continue_streams(self) -> None:
+        """Continue the generators after the last step that was done, whatever workers drew ahead of it.
+
+        The loop does this. A run that is continued after its last step has no loop, and calls it before it draws anything.
+        """
         if self.stream is not None and isinstance(self.randomness.sampling, torch.Generator):
             self.randomness.sampling.set_state(self.stream)
         if self.torch_state is not None:
@@ -403,33 +521,36 @@ class Private:
                 self._set_gradients({})
             else:
                 self._use(self._part, gradients)
+            self._given = {name: p.grad for name, p in self._parameters.items()}
+        elif any(p.grad is not None and p.grad is not self._given[name] for name, p in self._parameters.items()):
+            raise PrivetError(
+                "The gradient of a parameter was replaced between the steps of two optimizers: change parameter.grad in place, "
+                "or step all optimizers first."
+            )
         self.engine.set_quiet(True)
         self._waiting.discard(optimizer)
 
-    def _use(self, part: Part, gradients: PerExampleGradients) -> None:
-        """Turn the batch's backward pass into a part of the clipped sum, and the last one into the step's gradient."""
-        part.step.add(gradients, self.clipping)
+    def _use(self, part: PhysicalBatch, gradients: PerExampleGradients) -> None:
+        """Add the clipped gradients of a physical batch to the sum, and after the last one release the step's gradient."""
+        part.step.add(gradients, self.state)
         self.bad_records += gradients.bad_count
         self._set_gradients({})  # an optimizer leaves a parameter without gradient as it is
         if part.last:
             public = self._public_gradients()
-            released = part.step.release(self._record, self.noise)
-            self.clipping, self.noise = released.clipping, released.noise
+            result = part.step.release(self._record)
+            self.state = result.state
             self._set_gradients(
-                {
-                    n: released.gradients[n] + public[n] if n in public else released.gradients[n]
-                    for n in self._parameters
-                }
+                {n: result.gradients[n] + public[n] if n in public else result.gradients[n] for n in self._parameters}
             )
             for optimizer in self.optimizers:
                 if isinstance(optimizer, CorrectedAdam):
-                    deviations = released.deviations()
+                    deviations = result.deviations()
                     optimizer.expect_noise({p: deviations[name] for name, p in self._parameters.items()})
             self.steps_done += 1
             self.stream = part.stream
 
     def _public_gradients(self) -> dict[str, Tensor]:
-        """What the functions of `public` contribute to this step."""
+        """The gradients of the functions of `public` in this step."""
         if not self._public:
             return {}
         with self.paused(), self.engine.public(), torch.enable_grad():
@@ -469,11 +590,21 @@ class Private:
             parameter.grad = gradients.get(name)
 
     def _forget(self) -> None:
-        """The loop was left: a batch that was not used is void. What it left is in the engine, which is detached."""
+        """The loop has ended: a batch that was not used is void. Its gradients are in the engine, which is detached."""
         self._part = self._batch = self._rehearsal = None
         self._waiting.clear()
 
-    # --- what is refused --------------------------------------------------------------------------------------------
+    # --- refusals ---------------------------------------------------------------------------------------------------
+
+    def _check_plan(self) -> None:
+        """Raise unless the plan, its ledger and the records belong together."""
+        if self.plan.sampling.padded:
+            raise InputError(
+                "A training step releases one sum, which does not show the size of its batch, so padding protects nothing here: "
+                "give sampling=PoissonSampling(rate) instead of a padded one."
+            )
+        check_ledger(self.plan.sampling, self.ledger)
+        self._records.check(self.plan)
 
     def _check_used(self) -> None:
         if len(self._waiting) == len(self.optimizers):
@@ -482,25 +613,26 @@ class Private:
                 "To stop early, leave the loop with break."
             )
         self.engine.refuse_changed_buffers()
+        self.engine.refuse_records_in(self._kept_beside_the_model())
         if self._waiting:
             raise PrivetError(
                 f"{len(self._waiting)} of {len(self.optimizers)} optimizers did not step on a batch: call each once."
             )
 
     def _check_parameters(self) -> None:
-        """Raise unless the model and its optimizers hold the parameters of the plan, and no others."""
+        """Raise unless the model and its optimizers hold exactly the parameters of the plan."""
         now = {name: p for name, p in self.engine.model.named_parameters() if p.requires_grad}
         if now.keys() != self._parameters.keys() or any(p is not self._parameters[name] for name, p in now.items()):
             odd = sorted(
                 name for name in now.keys() | self._parameters.keys() if now.get(name) is not self._parameters.get(name)
             )[0]
             raise InputError(
-                f"'{odd}' was added, replaced, frozen or unfrozen since make_private, which knows nothing of it: change the "
+                f"'{odd}' was added, replaced, frozen or unfrozen after make_private: change the "
                 f"model first, then call make_private."
             )
         if _held(self.optimizers) != self._held:
             raise InputError(
-                "An optimizer holds other parameters than it did at make_private: add parameter groups first, then call "
+                "The parameters of an optimizer were changed after make_private: add parameter groups first, then call "
                 "make_private."
             )
 
@@ -510,21 +642,21 @@ def _held(optimizers: Sequence[Optimizer]) -> list[list[int]]:
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """What tells whether two tensors share memory; None for one that has none of its own."""
+    """A number that is equal for tensors that share memory; None for a tensor without memory of its own."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return None
 
 
-_NOBODY = Part(None, 0, first=False, last=False, stream=None)  # type: ignore[arg-type]
-"""What a batch of a rehearsal belongs to: no step."""
+_NOBODY = PhysicalBatch(None, 0, first=False, last=False, stream=None)  # type: ignore[arg-type]
+"""Stands for a batch of a rehearsal, which belongs to no step."""
 
 
 class Batches:
     """The batches of the steps to come; its length is the number of steps.
 
-    A step is usually one batch: none where nobody was drawn, several where `physical_batch_size` divides it.
+    A step is usually one batch. It is none if no record was drawn, and several if `physical_batch_size` divides it.
     """
 
     def __init__(self, private: Private, steps: int, progress: bool, on_step: OnStep | None) -> None:
@@ -537,6 +669,37 @@ class Batches:
         return self._private._run(self._steps, self._progress, self._on_step)
 
 
+class EpochLoader:
+    """The batches of one epoch each time that it is iterated: ``for epoch in range(epochs): for x, y in loader: ...``
+
+    Epoch k ends with the first step after which k times as many records were drawn as there are, in expectation. So a plan
+    of `epochs` epochs is done after as many iterations, even if an epoch is no whole number of steps. A loop that was left
+    with break goes on in the same epoch. Its length is the number of steps to the end of the epoch.
+    """
+
+    def __init__(self, private: Private) -> None:
+        self._private = private
+
+    @property
+    def dataset(self) -> Any:
+        return self._private.dataset
+
+    def __len__(self) -> int:
+        done, rate = self._private.steps_done, self._private.plan.sampling.rate
+        end = math.ceil(round((math.floor(round(done * rate, 9)) + 1) / rate, 9))
+        return min(end, self._private.plan.steps) - done
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._private.batches(steps=max(len(self), 1)))
+
+
 def step_name(number: int) -> str:
-    """What a step of the plan is called in a run's journal."""
+    """The name of a step of the plan in a run's journal."""
     return f"step {number}"
+
+
+def _shape(dataset: Any) -> list[int]:
+    """The shape of the first input of a record, which is public; empty where an input is no tensor."""
+    record = dataset[0]
+    first = record[0] if isinstance(record, tuple | list) and record else record
+    return list(first.shape) if isinstance(first, Tensor) else []

@@ -1,47 +1,179 @@
-"""The self-check of a loop: its body runs on a few records that are then exchanged for others, and nothing is released.
+"""The self-check of a loop: its body runs on a few records, then on others in their place, and nothing is released.
 
-The body is the user's: it cannot be called, only be given batches. So before the first step, and before steps that the plan
-fixes, the loop hands out four batches of a few records each:
+The user's loop owns its body: the library cannot call it, only give it batches. So before the first step, and before some later
+steps that the plan fixes, the loop hands out four batches of a few records each:
 
 - *whole*: records r_1 ... r_n;
-- *exchanged*: as many; one half as before, in its places, the other half exchanged; then the halves the other way round;
+- *exchanged*, twice: n records, of which one half stays in its places and the other half is exchanged; then the other half;
 - *part*: a quarter of the records.
 
-A record's gradient must be the same in *whole* and *exchanged*: all shapes are equal and all generators are set back, so that
-a sound body repeats the same arithmetic, and no rounding can make it differ. The scale of the gradients in *part* must be
-that of *whole*: a loss that was read as a sum and divides by the size of the batch shows there.
+A record's gradient must be the same in *whole* and *exchanged*: all shapes are equal and all generators are reset, so that
+a sound body repeats the same arithmetic, and rounding cannot make it differ. The scale of the gradients in *part* must be
+that of *whole*: this catches a loss that was read as a sum but divides by the size of the batch.
+
+`Surroundings` puts back what a rehearsal may have changed: random generators, tensors, and objects that change with the steps.
 """
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import compress
+from typing import Any, Literal
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
+from privet.errors import InputError
 from privet.gradients import Engine, PerExampleGradients
-from privet.training.streams import Streams
-from privet.training.surroundings import Moving
+
+
+class Streams:
+    """The states of torch's, NumPy's and Python's random generators at the time it is created."""
+
+    def __init__(self) -> None:
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def put_back(self) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+        if self._devices:
+            torch.cuda.set_rng_state_all(self._devices)
+
+    def have_moved(self) -> bool:
+        """Whether random numbers were drawn since."""
+        arrays = zip(self._numpy, numpy.random.get_state(), strict=True)
+        return (
+            not torch.equal(self._torch, torch.get_rng_state())
+            or self._python != random.getstate()
+            or not all(numpy.array_equal(one, other) for one, other in arrays)
+        )
+
+
+@contextmanager
+def same_streams() -> Iterator[Streams]:
+    """Afterward, the generators are in the states in which they were before."""
+    streams = Streams()
+    try:
+        yield streams
+    finally:
+        streams.put_back()
+
+
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """An object that the body of a loop may change, with functions to save and to restore it."""
+
+    save: Callable[[], Any]
+    restore: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What exists before the first batch of a loop.
+
+    Attributes:
+        tensors: all tensors that exist; they hold no record of a batch.
+        moving: schedules of the optimizers, averages of models, and the settings of the optimizers.
+    """
+
+    tensors: tuple[Tensor, ...]
+    moving: tuple[Moving, ...]
+
+    @classmethod
+    def now(cls, optimizers: Iterable[Optimizer]) -> Surroundings:
+        tensor, movable = _kinds(Tensor), _kinds(LRScheduler) | _kinds(AveragedModel)
+        either = tensor | movable
+        things = gc.get_objects()
+        # There are some hundred thousand objects: this avoids a step of Python for each of them.
+        found = list(compress(things, map(either.__contains__, map(type, things))))
+        moving = [_settings(optimizer) for optimizer in optimizers]
+        moving += [_stateful(thing) for thing in found if type(thing) in movable]
+        return cls(tuple(thing for thing in found if type(thing) in tensor), tuple(moving))
+
+
+def _kinds(kind: type) -> set[type]:
+    """A class and all classes that inherit from it."""
+    found: set[type] = {kind}
+    each: type
+    for each in type.__subclasses__(kind):
+        found |= _kinds(each)
+    return found
+
+
+def _stateful(thing: Any) -> Moving:
+    return Moving(lambda: copy.deepcopy(thing.state_dict()), thing.load_state_dict)
+
+
+def _settings(optimizer: Optimizer) -> Moving:
+    """Learning rates and other settings, which a schedule sets."""
+
+    def save() -> list[dict[str, Any]]:
+        return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+    def restore(saved: list[dict[str, Any]]) -> None:
+        for group, values in zip(optimizer.param_groups, saved, strict=False):  # one may have been added
+            group.update(values)
+
+    return Moving(save, restore)
+
+
+Isolation = Literal["follow", "each", "assume"]
 
 FEWEST, MOST = 4, 32
-"""Records of a rehearsal: within this as many as a batch is expected to have. A part of four is still two: of one record,
-a sum and a mean are the same."""
+"""Limits of the number of records in a rehearsal, which is otherwise the expected size of a batch. A part of four is still two
+records: for one record, a sum and a mean are the same."""
 _TOLERANCE, _COARSE = 1e-3, 0.05
-"""How far the directions of gradients may be apart, in parts of their length: for float32 and for half precision. The same
-arithmetic on the same numbers has no error at all; a device that adds in any order has one of a few units in the last place."""
+"""The largest distance between directions of gradients, relative to their length: for float32 and for half precision. The same
+arithmetic on the same numbers has no error at all; a device that adds in any order has an error of a few units in the last
+place."""
 _OFTEN, _LATER = 100, 10
 _LONG = 400
-"""Runs of fewer steps are checked before the first one only. A check takes up to 3.7 times as long as a step
-(`benchmarks/later_checks.py`), so that the later ones take at most 1 % of a longer run."""
+"""Runs of fewer steps are checked before the first step only. A check takes up to 3.7 times as long as a step
+(`benchmarks/later_checks.py`), so that the later checks take at most 1 % of a longer run."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """How a loop is made to keep records apart, and how this is checked.
+
+    Attributes:
+        isolation: "follow", "each" or "assume", as in `make_private`.
+        self_check: whether the loop's body is checked on a few records before the first step.
+    """
+
+    isolation: Isolation = "follow"
+    self_check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.isolation not in ("follow", "each", "assume"):
+            raise InputError(f"isolation is 'follow', 'each' or 'assume', not {self.isolation!r}.")
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a statement about the run assumes, because it was not proved."""
+        if self.isolation == "assume":
+            checked = ", as a check on a few of them found" if self.self_check else ""
+            return (f"records are processed independently of each other{checked}",)
+        if not self.self_check:
+            return ("the loop treats each record on its own, and uses records in no other way, which was not checked",)
+        return ()
 
 
 def is_rehearsed(step: int, steps: int) -> bool:
-    """Whether a loop of so many steps is checked before step 0, 1, 2, ...: before the first one, then ever more rarely."""
+    """Whether a loop of `steps` steps is checked before step 0, 1, 2, ...: before the first one, then more and more rarely."""
     if step < _OFTEN or steps < _LONG:
         return step == 0
     power = round(math.log(step / _OFTEN, _LATER))
@@ -49,36 +181,36 @@ def is_rehearsed(step: int, steps: int) -> bool:
 
 
 @dataclass(eq=False)
-class Measured:
-    """What a trial says of each record's gradient."""
+class TrialGradients:
+    """The norms of each record's gradient in a trial."""
 
     norms: Tensor
     by_name: dict[str, Tensor]
     distance: float = 0.0
-    """How far the sum of the gradients of the records that the trial kept, each of length 1, is from that in the whole."""
+    """The distance between the sums, in this trial and in the whole, of the kept records' gradients scaled to length 1."""
 
 
 @dataclass(eq=False)
 class Rehearsal:
-    """The trials of one check, and what they showed."""
+    """The trials of one check, and their results."""
 
     records: int
     precise: bool = True
     each: int = 1
-    """How many examples of each record are in a trial."""
-    measured: list[Measured] = field(default_factory=list)
+    """The number of examples of each record in a trial."""
+    measured: list[TrialGradients] = field(default_factory=list)
     directions: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    """For each later trial, the sum in the whole with which it is compared; given up when it was."""
+    """For each later trial, the sum in the whole with which it will be compared."""
     states: list[dict[str, Any]] = field(default_factory=list)
-    """What was beside the gradients after each trial: buffers, parameters, the optimizers' settings and states."""
+    """Everything except gradients after each trial: buffers, parameters, the optimizers' settings and states."""
     random: bool = False
-    """Whether the body draws random numbers: then batches of another size have others."""
+    """Whether the body draws random numbers: batches of another size then get other numbers."""
     divisors: list[tuple[float, ...]] = field(default_factory=list)
-    """By what sums over the records were divided in each trial."""
+    """The divisors of sums over the records in each trial."""
 
     @property
     def size_divisors(self) -> frozenset[float]:
-        """By what a sum is divided for each record, where its divisor grows with the batch: ``loss.sum() / len(x)``."""
+        """Divisors for each record, of sums whose divisor grows with the batch: ``loss.sum() / len(x)``."""
         whole, part = self.divisors[0], self.divisors[-1]
         if self.part == self.records or len(whole) != len(part):
             return frozenset()
@@ -110,18 +242,18 @@ class Rehearsal:
 
     @property
     def compared(self) -> dict[int, slice]:
-        """For each trial that is compared with the whole, its number and the places of the records that it kept."""
+        """For each trial that is compared with the whole, its number and the places of the kept records."""
         return {1: slice(0, self.kept), 2: slice(self.kept, self.records), 3: slice(0, self.part)}
 
     @property
     def done(self) -> int:
-        """How many trials there were."""
+        """The number of trials so far."""
         return len(self.measured)
 
     def measure(self, gradients: PerExampleGradients) -> None:
         norms, trial, compared = gradients.total_squared_norms().sqrt(), self.done, self.compared
         by_name = {name: squared.sqrt() for name, squared in gradients.squared_norms().items()}
-        one = Measured(norms, by_name)
+        one = TrialGradients(norms, by_name)
         if trial == 0:
             self.directions = {
                 other: _direction(gradients, norms, places, last=other == max(compared))
@@ -132,14 +264,14 @@ class Rehearsal:
         self.measured.append(one)
 
     def look_at(self, engine: Engine, optimizers: Sequence[Optimizer], streams: Streams) -> None:
-        """Note what a trial that began at `streams` has left behind, after its body has run."""
+        """Note the state after a trial that began at `streams`, when its body has run."""
         self.divisors.append(engine.divisors)
         self.random = self.random or engine.uses_generators or streams.have_moved()
         with torch.no_grad():
             self.states.append(dict(_left_behind(engine.model, optimizers)))
 
     def complaint(self) -> str:
-        """What is wrong, in words that name no record; empty where nothing is."""
+        """A complaint that names no record; empty if nothing is wrong."""
         if complaint := self._moved():
             return complaint
         whole, exchanged, again, part = self.measured
@@ -158,8 +290,8 @@ class Rehearsal:
         scale = self.records / self.part
         ratio = _ratio(part.norms, whole.norms[: self.part])
         if self.size_divisors:
-            ratio *= self.part / self.records  # each was taken for a sum, and is a mean
-        # Random rows have other norms in a batch of another size; nothing else has.
+            ratio *= self.part / self.records  # each was read as a sum, and is a mean
+        # Only random rows have other norms in a batch of another size.
         allowed = 0.5 * math.log(scale) if self.random else _COARSE
         if scale > 1 and (abs(math.log(ratio)) > allowed or self._divides_oddly()):
             return (
@@ -169,14 +301,14 @@ class Rehearsal:
             )
         if self.each > 1 and any(abs(divisor - round(divisor)) > 1e-9 for divisor in self.size_divisors):
             return (
-                "The loss is divided by a part of the number of examples, as in len(x) // 2. Where users have other numbers of "
-                "examples that is rounded, and depends on who else is in the batch. Nothing was released. Give the loss of each "
-                "example to private.step(losses), or use loss.mean()."
+                "The loss is divided by a fraction of the number of examples, as in len(x) // 2. Where users have different "
+                "numbers of examples this is rounded, and depends on who else is in the batch. Nothing was released. Give the "
+                "loss of each example to private.step(losses), or use loss.mean()."
             )
         return ""
 
     def _divides_oddly(self) -> bool:
-        """Whether a sum is divided by a number that follows the size of the batch, and not in proportion."""
+        """Whether a sum is divided by a number that depends on the size of the batch, but is not proportional to it."""
         whole, exchanged, again, part = self.divisors
         if not len(whole) == len(exchanged) == len(again) == len(part):
             return False
@@ -186,7 +318,7 @@ class Rehearsal:
         )
 
     def _moved(self) -> str:
-        """Whether a trial has left something else behind than another one."""
+        """A complaint if two trials left different states behind."""
         first = self.states[0]
         for state in self.states[1:]:
             moved = [name for name in first.keys() | state.keys() if first.get(name) != state.get(name)]
@@ -198,8 +330,8 @@ class Rehearsal:
                 )
         return ""
 
-    def _differs(self, one: Measured, other: Measured, half: slice) -> bool:
-        """Whether one half of the records has other gradients where the other half was exchanged."""
+    def _differs(self, one: TrialGradients, other: TrialGradients, half: slice) -> bool:
+        """Whether one half of the records has other gradients when the other half was exchanged."""
         if self.records < 2:
             return False
         allowed = _TOLERANCE if self.precise else _COARSE
@@ -209,8 +341,8 @@ class Rehearsal:
             return True
         return other.distance > allowed * math.sqrt(len(first))
 
-    def _culprit(self, one: Measured, other: Measured, half: slice) -> str:
-        """The parameter whose gradient differs most, unless all differ alike: then it is the loss."""
+    def _culprit(self, one: TrialGradients, other: TrialGradients, half: slice) -> str:
+        """The parameter whose gradient differs most, or the loss if all differ by the same factor."""
         ratios = {
             name: _ratio(other.by_name[name][half], norms[half])
             for name, norms in one.by_name.items()
@@ -224,13 +356,13 @@ class Rehearsal:
 
 @dataclass(eq=False)
 class AloneRehearsal(Rehearsal):
-    """The check of a loop that is given one record at a time: what came before a record must not matter to it.
+    """The check of a loop that is given one record at a time: earlier records must not matter.
 
-    The body may pass over a record on that record's own account: it then contributes nothing.
+    The body may skip a record because of that record alone: it then contributes nothing.
     """
 
     used: list[bool] = field(default_factory=list)
-    """Of each trial, whether the body used its record."""
+    """For each trial, whether the body used its record."""
 
     @property
     def done(self) -> int:
@@ -268,13 +400,13 @@ class AloneRehearsal(Rehearsal):
         if differs:
             return (
                 f"A record's gradient depends on the records that came before it{culprit}. Nothing was released. Look for "
-                f"what the model or the loop keeps from one batch to the next."
+                f"values that the model or the loop keeps from one batch to the next."
             )
         return ""
 
 
 def _left_behind(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Any]]:
-    """Names and values of what a body can change, tensors by two sums over them."""
+    """Names and values of everything that a body can change; a tensor is represented by two sums over it."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield f"value of '{name}'", _print_of(tensor)
     for place, optimizer in enumerate(optimizers):
@@ -297,7 +429,7 @@ def _print_of(value: Any) -> Any:
 
 
 def _direction(gradients: PerExampleGradients, norms: Tensor, places: slice, *, last: bool = True) -> dict[str, Tensor]:
-    """The sum of the gradients of some records, each brought to length 1; float32 is more than the comparison needs."""
+    """The sum of the gradients of some records, each scaled to length 1; float32 is precise enough for the comparison."""
     weights = torch.zeros_like(norms)
     weights[places] = torch.where(norms[places] > 0, 1 / norms[places], 0.0)
     return {name: total.float() for name, total in gradients.weighted_sum(weights, last=last).items()}
@@ -314,7 +446,7 @@ def _ratio(new: Tensor, old: Tensor) -> float:
 
 
 def selected(batch: Any, places: Tensor, dims: Callable[[Tensor], int | None]) -> Any:
-    """The records at `places` of a batch, in its own structure; `dims` says which dimension of a tensor holds them."""
+    """The records at `places` of a batch, in the same structure; `dims` gives the dimension of a tensor that holds them."""
     if isinstance(batch, Tensor):
         dim = dims(batch)
         return batch if dim is None else batch.index_select(dim, places.to(batch.device))
@@ -329,7 +461,7 @@ def selected(batch: Any, places: Tensor, dims: Callable[[Tensor], int | None]) -
 
 @contextmanager
 def held_still(engine: Engine, moving: Iterable[Moving]) -> Iterator[Callable[[], None]]:
-    """Afterwards every generator, buffer, schedule and average is where it was; the function that it gives does so at once."""
+    """Restore every generator, buffer, schedule and average afterward; the function that it gives does this at once."""
     streams = Streams()
     buffers = [(buffer, buffer.detach().clone()) for buffer in engine.model.buffers()]
     states = [(each, each.save()) for each in moving]

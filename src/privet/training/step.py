@@ -1,8 +1,8 @@
-"""One private step, on one page: sample, clipped sum, noise, ledger, divide by a public constant.
+"""One private step, on one page: sample, clipped sum, noise, ledger, division by a public constant.
 
-indices = step.sample(len(dataset))            # who takes part: nobody knows
-step.add(engine.gradients(), clipping)         # once for each physical batch: clip, and add up
-gradients = step.release(record).gradients     # what the optimizer may use
+indices = step.sample(len(dataset))            # the records that take part; this is private
+step.add(engine.gradients(), state)            # once for each physical batch: clip, and add up
+result = step.release(record)                  # result.gradients is for the optimizer, result.state for the next step
 """
 
 from __future__ import annotations
@@ -12,85 +12,82 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from privet.clipping import BoundedSum, Clipping, MetricClipping, MovingClipping
+from privet.clipping import BoundedSum, Deviations, Released
 from privet.errors import PrivetError
 from privet.gradients import PerExampleGradients
-from privet.noise import MovingNoise, NoisePlan
 from privet.privacy import Event
 from privet.randomness import Randomness
-from privet.training.plan import Plan
+from privet.training.plan import Plan, PlanState
 
 Record = Callable[[Event, Mapping[str, Tensor]], None]
-"""Writes down an event and what it released; returns when that is on the disk."""
+"""Writes down an event and its release; returns when both are on the disk."""
 
 
 @dataclass(frozen=True, eq=False)
-class Released:
-    """What a step gives out: all of it is post-processing of the noisy sum."""
+class StepResult:
+    """The outcome of a step: all of it is post-processing of the noisy sum.
+
+    Attributes:
+        gradients: the private gradient of each parameter.
+        state: the state of the plan before the next step.
+        deviations: computes the standard deviation of the noise in each gradient, which is public.
+    """
 
     gradients: dict[str, Tensor]
-    clipping: Clipping
-    """How the next step clips."""
-    noise: NoisePlan
-    """The noise of the steps to come."""
-    deviations: Callable[[], dict[str, Tensor | float]]
-    """The standard deviation of the noise in each gradient; public."""
+    state: PlanState
+    deviations: Deviations
 
 
 @dataclass(eq=False)
 class Step:
     """Step `number` (0, 1, 2, ...) of a plan.
 
-    Formal guarantees: what `release` returns is the plan's mechanism on the records that were added, and `record` has
-    returned before anything of it can be used: the ledger never shows less than was used.
+    Formal guarantees: the result of `release` is the plan's mechanism on the records that were added, and `record` has
+    returned before any of it can be used: the ledger never shows less than was used.
     """
 
     plan: Plan
     number: int
     randomness: Randomness
-    clipping: Clipping | None = field(default=None, init=False)
+    state: PlanState | None = field(default=None, init=False)
     bounded: BoundedSum | None = field(default=None, init=False)
 
     def sample(self, records: int) -> Tensor:
         """The indices of the records that take part."""
         return self.plan.sampling.draw(records, self.randomness.sampling)
 
-    def add(self, gradients: PerExampleGradients, clipping: Clipping) -> None:
-        """Clip the gradients of a physical batch and add them to the sum; sums that were clipped differently do not add."""
-        clipped, self.clipping = clipping.clip(gradients), clipping
+    def add(self, gradients: PerExampleGradients, state: PlanState) -> None:
+        """Clip the gradients of a physical batch and add them to the sum; all parts of a step have the same state."""
+        if self.state is not None and state is not self.state:
+            raise PrivetError("The state of a step changed between two of its physical batches.")
+        clipped, self.state = self.plan.clipping.clip(gradients, state.clipping), state
         self.bounded = clipped if self.bounded is None else self.bounded + clipped
 
-    def release(self, record: Record, moved: NoisePlan | None = None) -> Released:
-        """Noise the sum, write the step down, divide by the expected batch size, and round to the parameters' dtype.
-
-        `moved` is the plan's noise as earlier releases have moved it; its event has to be the plan's.
-        """
-        clipping, bounded = self.clipping, self.bounded
-        if bounded is None or clipping is None:
+    def release(self, record: Record) -> StepResult:
+        """Add noise to the sum, record the step, divide by the expected batch size, and round to the parameters' dtype."""
+        plan, state, bounded = self.plan, self.state, self.bounded
+        if bounded is None or state is None:
             raise PrivetError("A step has no gradients yet: add those of its batch, which may be empty.")
-        expected, event = self.plan.expected_batch_size, self.plan.step_event(self.number)
-        planned = moved if moved is not None else self.plan.noise
-        noise = planned.at(self.number)
-        if noise.event() != self.plan.noise.at(self.number).event():
-            raise PrivetError("The noise has moved to one that costs something else than the plan says.")
-        noisy = noise.add(bounded, self.randomness.noise)
-        record(event, noisy)
-        metric = (clipping.metric if isinstance(clipping, MetricClipping) else None) or {}
-        if isinstance(clipping, MovingClipping):
-            clipping = clipping.after(noisy, expected, lambda: noise.deviations(bounded))
-        if isinstance(planned, MovingNoise):
-            planned = planned.after(noisy, expected)
-        return Released(
-            gradients={
-                name: _times(tensor.div_(expected), metric.get(name)).to(bounded.dtype_of(name))
-                for name, tensor in noisy.items()
-            },
-            clipping=clipping,
-            noise=planned,
-            deviations=lambda: {
-                name: each / expected * metric.get(name, 1.0) for name, each in noise.deviations(bounded).items()
-            },
-        )
+        expected, mechanism = plan.expected_batch_size, plan.noise.at(self.number, state.noise)
+        if mechanism.event() != plan.noise.event(self.number):
+            raise PrivetError(
+                f"In step {self.number + 1} the noise has another cost than its plan says: the event of a step must follow from "
+                f"the settings of the noise and the number of the step, not from its state."
+            )
+        noisy = mechanism.add(bounded, self.randomness.noise)
+        record(plan.step_event(self.number), noisy)
+        released = Released(noisy, expected, lambda: mechanism.deviations(bounded))
+        metric = plan.clipping.metric(state.clipping)
+
+        def deviations() -> dict[str, Tensor | float]:
+            return {name: each / expected * metric.get(name, 1.0) for name, each in released.deviations().items()}
+
+        gradients = {
+            name: _times(tensor / expected, metric.get(name)).to(bounded.dtype_of(name))
+            for name, tensor in noisy.items()
+        }
+        after = PlanState(plan.clipping.update(state.clipping, released), plan.noise.update(state.noise, released))
+        return StepResult(gradients, after, deviations)
 
 
 def _times(tensor: Tensor, factor: Tensor | None) -> Tensor:

@@ -1,45 +1,38 @@
 """How operations move the records inside a tensor: one follower for each kind of operation that keeps records apart.
 
-Deny by default: an operation that is not listed here is unknown, and its result is not followed. A follower returns where
-the records are in the operation's result: a stride (see `layout`), `SUM` or `MEAN` where the records were joined by a sum
-or a mean over all of them, or `UNKNOWN` where it cannot tell or where records would meet.
+Deny by default: an operation that is not listed here is unknown, and its result is not followed. A follower returns where the
+records are in the operation's result: a stride (see `marks`), `SUM` or `MEAN` if the records were combined by a sum or a mean
+over all of them, or `UNKNOWN` if it cannot tell or if records would be mixed.
 
-Each module lists its operations with `registry.follows`; importing the package registers them.
+Each module lists its operations with `moved.follows`; importing the package registers them.
 """
 
-from privet.gradients.following import (
-    elementwise,
-    indexing,
-    joining,
-    layers,
-    losses,
-    matrices,
-    products,
-    reductions,
-    shapes,
-    tables,
+from privet.gradients.following import entries, places, products, shapes
+from privet.gradients.following.entries import is_entrywise, joined_shape
+from privet.gradients.following.moved import (
+    Moved,
+    aligned,
+    dim_beside_records,
+    follow,
+    follower,
+    is_known,
+    takes_entries,
 )
-from privet.gradients.following.losses import joined_shape
-from privet.gradients.following.moved import Moved, aligned
-from privet.gradients.following.registry import dim_beside_records, follow, follower, is_known, takes_entries
+from privet.gradients.following.shapes import is_rearranging
 
 __all__ = [
     "Moved",
     "aligned",
     "dim_beside_records",
-    "elementwise",
+    "entries",
     "follow",
     "follower",
-    "indexing",
+    "is_entrywise",
     "is_known",
+    "is_rearranging",
     "joined_shape",
-    "joining",
-    "layers",
-    "losses",
-    "matrices",
+    "places",
     "products",
-    "reductions",
     "shapes",
-    "tables",
     "takes_entries",
 ]

@@ -1,20 +1,32 @@
-"""Products of matrices, and comparisons of points."""
+"""Products of matrices, linear algebra, comparisons of points, and layers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from privet.gradients.following.moved import Moved, aligned, place, without
-from privet.gradients.following.registry import Beside, by_broadcasting, follows
-from privet.gradients.layout import UNKNOWN, Position, position, stride_at
+from privet.gradients.following.moved import (
+    Beside,
+    Moved,
+    aligned,
+    by_broadcasting,
+    follows,
+    front,
+    in_front,
+    inside,
+    outside,
+    place,
+    without,
+)
+from privet.gradients.marks import UNKNOWN, Position, position, stride_at
 
 
 def beside_matrices(moved: Moved, constant: Tensor, at: Position) -> int | None:
-    """Constants are taken record by record where the records are left of rows and columns."""
+    """Constants are used record by record if the records are left of rows and columns."""
     return by_broadcasting(moved, constant, at) if moved.out.ndim - at.dim > 2 else None
 
 
@@ -85,7 +97,7 @@ def _beside_in_equation(moved: Moved, constant: Tensor, at: Position) -> int | N
 
 
 def einsum_terms(args: tuple[Any, ...]) -> tuple[list[tuple[str, Tensor]], str]:
-    """The letters of each factor of an ``einsum`` and of its result; each dimension of the dots has a letter of its own."""
+    """The letters of each factor of an ``einsum`` and of its result; each dimension of an ellipsis gets a letter of its own."""
     equation, *factors = args
     if len(factors) == 1 and isinstance(factors[0], (tuple, list)):
         factors = list(factors[0])
@@ -118,12 +130,14 @@ def _einsum(moved: Moved) -> int:
     letter = letters.pop()[0] if len(letters) == 1 else ""
     if any(len({t.find(letter) for t, other in terms if other is factor} - {-1}) > 1 for _, factor in terms):
         return UNKNOWN  # one tensor with the records' letter in two of its dimensions
+    if any(term.count(letter) > 1 for term, _ in terms if letter):
+        return UNKNOWN  # the diagonal of a constant, with an entry for each place
     return place(moved, output.index(letter)) if letter and output.count(letter) == 1 else UNKNOWN
 
 
 @follows("tensordot")
 def _contracted(moved: Moved) -> int:
-    """The dimensions of the first factor that are left, then those of the second; one factor holds records."""
+    """The result has the remaining dimensions of the first factor, then those of the second; one factor holds records."""
     left, right, *sums = moved.args
     if len(sums) < 2 or moved.at is None or not moved.single():
         return UNKNOWN
@@ -173,7 +187,7 @@ def _bilinear(moved: Moved) -> int:
 
 
 def _compared(moved: Moved, default: int) -> tuple[tuple[int, ...], set[int]]:
-    """The shape of what two tensors are compared in, and the dimension of it that is gone afterwards."""
+    """The common shape of two compared tensors, and the dimension that is removed by the comparison."""
     shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in moved.tensors))
     dim = moved.argument(2, "dim", default) if default > 0 else moved.kwargs.get("dim", default)
     return tuple(shape), {dim % len(shape)} if isinstance(dim, int) else set()
@@ -196,3 +210,131 @@ def _cosine(moved: Moved) -> int:
 @follows("pairwise_distance linalg_vecdot", beside=_beside_compared(-1))
 def _pairwise(moved: Moved) -> int:
     return without(moved, *_compared(moved, -1))
+
+
+follows("linalg_inv_ex linalg_cholesky_ex linalg_matrix_exp matrix_exp linalg_det det logdet slogdet linalg_slogdet")(
+    inside(2)
+)
+
+
+@follows("linalg_matrix_power matrix_power")
+def _power(moved: Moved) -> int:
+    """A negative power needs an inverse, which may not exist."""
+    return inside(2)(moved) if moved.argument(1, "n") >= 0 else UNKNOWN
+
+
+@follows("linalg_solve_ex linalg_solve_triangular", beside=beside_matrices)
+def _solved(moved: Moved) -> int:
+    """The records are left of rows and columns. With a constant matrix, each record may be one of the right-hand sides."""
+    matrix, right = moved.args[0], moved.argument(1, "B")
+    at = moved.shared()
+    if at is None or not isinstance(right, Tensor) or matrix.ndim != right.ndim:
+        return UNKNOWN
+    sides = right.ndim - (1 if moved.kwargs.get("left", True) else 2)
+    of_one_matrix = moved.source is right and moved.single() and at.dim == sides
+    return place(moved, at.dim) if at.dim < right.ndim - 2 or of_one_matrix else UNKNOWN
+
+
+def _states(moved: Moved) -> Sequence[Any]:
+    """The initial states of a recurrent layer."""
+    given = moved.args[1] if len(moved.args) > 1 else ()
+    return given if isinstance(given, (tuple, list)) else (given,)
+
+
+def _beside_state(dim: int) -> Beside:
+    """A state of a recurrent layer holds its records in `dim`."""
+    return lambda moved, constant, at: dim if any(constant is state for state in _states(moved)) else None
+
+
+@follows("lstm gru rnn_tanh rnn_relu", beside=_beside_state(1))
+def _recurrent(moved: Moved) -> int:
+    """The output holds the records where the input does; states hold them in dimension 1."""
+    if not isinstance(moved.argument(3, "has_biases"), bool):  # a packed sequence
+        return UNKNOWN
+    batch_dim = 0 if moved.argument(8, "batch_first") else 1
+    states = _states(moved)
+    found = set()
+    for tensor, stride in moved.tensors:
+        if stride is not None:
+            at = position(tensor.shape, stride, moved.records)
+            expected = batch_dim if tensor is moved.args[0] else 1 if any(tensor is s for s in states) else -1
+            if at is None or at.dim != expected:
+                return UNKNOWN
+            found.add((at.outer, at.inner))
+    if len(found) != 1:
+        return UNKNOWN
+    return stride_at(moved.out.shape, batch_dim if moved.index == 0 else 1, found.pop()[1])
+
+
+follows("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", beside=_beside_state(0))(front)
+follows("grid_sample grid_sampler affine_grid affine_grid_generator", beside=in_front)(front)
+
+
+@follows("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
+def _convolved(moved: Moved) -> int:
+    weight = moved.argument(1, "weight")
+    return front(moved) if moved.only_first() and moved.source.ndim == weight.ndim else UNKNOWN
+
+
+@follows("group_norm instance_norm feature_dropout feature_alpha_dropout pixel_shuffle pixel_unshuffle channel_shuffle",
+          "im2col col2im native_channel_shuffle")  # fmt: skip
+def _first_in_front(moved: Moved) -> int:
+    return front(moved) if moved.only_first() else UNKNOWN
+
+
+@follows("batch_norm")
+def _batch_norm(moved: Moved) -> int:
+    at = moved.at
+    if at is None or at.dim == 1 or not moved.only_first() or moved.argument(5, "training"):
+        return UNKNOWN
+    return place(moved, at.dim)
+
+
+@follows("prelu")
+def _prelu(moved: Moved) -> int:
+    at, weight = moved.at, moved.argument(1, "weight")
+    if at is None or not moved.only_first() or (weight.numel() > 1 and at.dim == 1):
+        return UNKNOWN
+    return place(moved, at.dim)
+
+
+@follows("layer_norm rms_norm")
+def _normalized(moved: Moved) -> int:
+    return outside(moved, len(moved.argument(1, "normalized_shape")))
+
+
+for _spatial in (1, 2, 3):
+    for _pool in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool", "upsample_nearest",
+                  "_upsample_nearest_exact", "fractional_max_pool"):  # fmt: skip
+        follows(f"{_pool}{_spatial}d", f"{_pool}{_spatial}d_with_indices")(inside(_spatial))
+    follows(f"max_unpool{_spatial}d", beside=by_broadcasting)(inside(_spatial))
+
+
+def _beside_bias(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    return by_broadcasting(moved, constant, at) if constant is moved.argument(2, "bias") else None
+
+
+follows("linear", beside=_beside_bias)(inside(1))
+follows("upsample_linear1d view_as_complex")(inside(1))
+follows("upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa tril triu")(inside(2))
+follows("upsample_trilinear3d")(inside(3))
+follows("view_as_real")(inside(0))
+
+
+@follows("scaled_dot_product_attention", beside=beside_matrices)
+def _attention(moved: Moved) -> int:
+    """Queries, keys, values and mask have their records in one dimension, left of positions and features."""
+    found = set()
+    for tensor, stride in moved.tensors:
+        if stride is not None:
+            at = position(tensor.shape, stride, moved.records)
+            if at is None or tensor.ndim - at.dim < 3:
+                return UNKNOWN
+            dim = moved.out.ndim - (tensor.ndim - at.dim)
+            if dim < 0 or moved.out.shape[dim] != tensor.shape[at.dim]:
+                return UNKNOWN
+            found.add((dim, at.inner))
+    if len(found) != 1:
+        return UNKNOWN
+    dim, inner = found.pop()
+    return stride_at(moved.out.shape, dim, inner)

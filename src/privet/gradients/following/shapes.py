@@ -1,14 +1,25 @@
-"""Other shapes, copies along dimensions, and dimensions in another order."""
+"""Changes of shape and of the order of dimensions; joining and splitting tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from privet.gradients.following.moved import Follow, Moved, place
-from privet.gradients.following.registry import follows
-from privet.gradients.layout import UNKNOWN, stride_at
+from privet.gradients.following.moved import Follow, Moved, aligned, by_broadcasting, follows, place
+from privet.gradients.marks import UNKNOWN, Position, position, stride_at
+
+_REARRANGING = frozenset(
+    "view reshape flatten unflatten unsqueeze squeeze ravel view_as reshape_as expand expand_as broadcast_to permute transpose "
+    "T t mT movedim cat concat concatenate stack chunk split narrow select unbind __getitem__".split()
+)
+
+
+def is_rearranging(name: str) -> bool:
+    """Whether an operation puts numbers into other places and changes none of them."""
+    return name in _REARRANGING
 
 
 @follows(
@@ -35,7 +46,7 @@ def _grown(moved: Moved) -> int:
 
 @follows("repeat tile")
 def _repeated(moved: Moved) -> int:
-    """Whole copies one after the other: the records come round again."""
+    """Whole copies one after the other: the records repeat."""
     at = moved.at
     if at is None or not moved.only_first():
         return UNKNOWN
@@ -53,7 +64,7 @@ def _repeated_in_place(moved: Moved) -> int:
 
 @follows("diag_embed")
 def _diag_embed(moved: Moved) -> int:
-    """The last dimension becomes a diagonal of two; the others stay in their order."""
+    """The last dimension becomes the diagonal of two; the others keep their order."""
     at, n = moved.at, moved.out.ndim
     if at is None or not moved.only_first() or at.dim == moved.source.ndim - 1:
         return UNKNOWN
@@ -63,7 +74,7 @@ def _diag_embed(moved: Moved) -> int:
 
 def _diagonal_of(dim1: int, dim2: int) -> Follow:
     def follow(moved: Moved) -> int:
-        """Two dimensions become one, the last."""
+        """Two dimensions become one, which is the last."""
         at, n = moved.at, moved.source.ndim
         gone = {moved.argument(2, "dim1", dim1) % n, moved.argument(3, "dim2", dim2) % n}
         if at is None or not moved.only_first() or at.dim in gone:
@@ -124,7 +135,7 @@ def _matrix_transpose(moved: Moved) -> int:
 
 @follows("movedim moveaxis")
 def _movedim(moved: Moved) -> int:
-    # Sizes stand for the dimensions: moving them the same way tells where each one went.
+    # A tensor of distinct sizes, moved in the same way, tells where each dimension goes.
     shape = torch.empty([i + 2 for i in range(moved.source.ndim)], device="meta")
     return _permuted(moved, [size - 2 for size in shape.movedim(*moved.args[1:], **moved.kwargs).shape])
 
@@ -137,3 +148,121 @@ def _flip(moved: Moved) -> int:
     if at is None or at.dim in {d % moved.source.ndim for d in dims} or not moved.only_first():
         return UNKNOWN
     return place(moved, at.dim)
+
+
+@follows("cat concat concatenate", beside=by_broadcasting)
+def _cat(moved: Moved) -> int:
+    return _joined_along(moved, moved.argument(1, "dim", moved.kwargs.get("axis", 0)) % moved.out.ndim)
+
+
+def _joined_along(moved: Moved, dim: int) -> int:
+    at = moved.at
+    if at is None:
+        return UNKNOWN
+    if at.dim != dim:
+        return aligned(moved, moved.out.shape)
+    # Along the records: copies of the whole batch, one after the other.
+    places = [position(tensor.shape, UNKNOWN if s is None else s, moved.records) for tensor, s in moved.tensors]
+    if any(place is None or place.dim != dim or place.inner != at.inner for place in places):
+        return UNKNOWN
+    return stride_at(moved.out.shape, dim, at.inner)
+
+
+@follows("hstack", beside=by_broadcasting)
+def _hstack(moved: Moved) -> int:
+    return _joined_along(moved, min(1, moved.out.ndim - 1))
+
+
+def _widened(moved: Moved, shape: Callable[[Tensor], tuple[int, ...]], dim: int) -> int:
+    """Tensors with too few dimensions get new ones before all are joined along `dim`; a stride survives the new shape."""
+    with torch._C.DisableTorchFunction():
+        tensors = [(tensor.detach().reshape(shape(tensor)), stride) for tensor, stride in moved.tensors]
+    source = next(tensor for tensor, stride in tensors if stride is not None)
+    return _joined_along(replace(moved, tensors=tensors, source=source), dim)
+
+
+def _beside_below(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    """A vector becomes a row."""
+    return at.dim - 1 if constant.ndim == 1 else at.dim
+
+
+@follows("vstack row_stack", beside=_beside_below)
+def _vstack(moved: Moved) -> int:
+    return _widened(moved, lambda t: (1, len(t)) if t.ndim == 1 else tuple(t.shape), 0)
+
+
+@follows("dstack", beside=_beside_below)
+def _dstack(moved: Moved) -> int:
+    return _widened(moved, lambda t: (1,) * (2 - t.ndim) + (*t.shape, 1) if t.ndim < 3 else tuple(t.shape), 2)
+
+
+@follows("column_stack", beside=lambda moved, constant, at: at.dim)
+def _column_stack(moved: Moved) -> int:
+    return _widened(moved, lambda t: (t.numel(), 1) if t.ndim < 2 else tuple(t.shape), 1)
+
+
+def _beside_in_stack(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    stacked: int = moved.argument(1, "dim", 0) % moved.out.ndim
+    return at.dim - (stacked < at.dim)
+
+
+@follows("stack", beside=_beside_in_stack)
+def _stack(moved: Moved) -> int:
+    dim = moved.argument(1, "dim", 0) % moved.out.ndim
+    at = moved.shared()
+    return UNKNOWN if at is None else place(moved, at.dim + (dim <= at.dim))
+
+
+def _piece(moved: Moved, dim: int, start: int | None) -> int:
+    """A piece along `dim` that begins at `start`: along the records it must hold whole batches."""
+    at = moved.at
+    if at is None or not moved.only_first():
+        return UNKNOWN
+    if at.dim != dim % moved.source.ndim:
+        return place(moved, at.dim)
+    batch = moved.records * at.inner
+    if start is None or start % batch or moved.out.shape[at.dim] % batch or not moved.out.shape[at.dim]:
+        return UNKNOWN
+    return stride_at(moved.out.shape, at.dim, at.inner)
+
+
+@follows("chunk unsafe_chunk split unsafe_split")
+def _pieces(moved: Moved) -> int:
+    dim = moved.argument(2, "dim", 0)
+    size = moved.argument(1, "split_size_or_sections", moved.kwargs.get("split_size", moved.kwargs.get("chunks")))
+    if not isinstance(size, int):
+        return _piece(moved, dim, None)
+    size_of_piece, number = moved.out.shape[dim], moved.index
+    # All but the last piece are of one size.
+    start = min(number * size_of_piece, moved.source.shape[dim] - size_of_piece)
+    return _piece(moved, dim, start if number else 0)
+
+
+@follows("tensor_split split_with_sizes vsplit")
+def _uneven_pieces(moved: Moved) -> int:
+    return _piece(moved, moved.argument(2, "dim", 0), None)
+
+
+@follows("hsplit")
+def _hsplit(moved: Moved) -> int:
+    return _piece(moved, min(1, moved.source.ndim - 1), None)
+
+
+@follows("dsplit")
+def _dsplit(moved: Moved) -> int:
+    return _piece(moved, 2, None)
+
+
+@follows("narrow")
+def _narrow(moved: Moved) -> int:
+    start = moved.argument(2, "start")
+    return _piece(moved, moved.argument(1, "dim"), start if isinstance(start, int) else None)
+
+
+@follows("select unbind")
+def _select(moved: Moved) -> int:
+    at = moved.at
+    dim = moved.argument(1, "dim", 0) % moved.source.ndim
+    if at is None or at.dim == dim or not moved.only_first():
+        return UNKNOWN
+    return place(moved, at.dim - (dim < at.dim))

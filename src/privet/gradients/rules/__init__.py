@@ -1,5 +1,5 @@
 """One file for each kind of layer. Importing the package registers the rules."""
 
-from privet.gradients.rules import convolution, elementwise, embedding, generic, linear, normalisation, recurrent
+from privet.gradients.rules import convolution, embedding, generic, linear, normalization, recurrent
 
-__all__ = ["convolution", "elementwise", "embedding", "generic", "linear", "normalisation", "recurrent"]
+__all__ = ["convolution", "embedding", "generic", "linear", "normalization", "recurrent"]

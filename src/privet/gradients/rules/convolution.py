@@ -10,26 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from privet.gradients.layout import canonical, position
-from privet.gradients.norms import scaled_squared_norms, squared_norms
+from privet.gradients.marks import canonical, position
+from privet.gradients.numerics import scaled_squared_norms, squared_norms, weigh
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import Rounding, bounded_squared_norms
 from privet.gradients.rules.linear import at_least_single
-from privet.gradients.rules.patch_grams import by_patches, by_pixels
-from privet.gradients.rules.patches import Geometry, Instances, Patches, has_channels_last
-from privet.gradients.use import Budget, Use
-from privet.gradients.weighing import weigh
+from privet.gradients.rules.patches import Geometry, Instances, Patches, by_patches, by_pixels, has_channels_last
+from privet.gradients.use import MemoryBudget, Use
 
 _MULTIPLY, _COPY, _KEEP, _SHIFT, _GRAM = 0.03, 0.4, 1.2, 0.7, 10_000
-"""Nanoseconds for each multiplication in a matrix product, number copied into a patch, number of an instance that is
-kept (written to fresh memory, squared, read again), number of a Gram matrix added at an offset, and for the Gram matrices of
-a record, however small: fitted to the convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread,
-process time, torch 2.13)."""
+"""Costs in nanoseconds: of a multiplication in a matrix product; of a number copied into a patch; of a number of an instance
+that is kept (written to fresh memory, squared, read again); of a number of a Gram matrix added at an offset; and of the Gram
+matrices of a record, however small. Fitted to the convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one
+thread, process time, torch 2.13)."""
 
 _PIECE_BYTES, _PASSING_BYTES = 2**22, 2**23
-"""Instances are kept in pieces of about this size, which fit where activations were freed; larger ones are fresh memory,
-which costs a page fault for every 4 KiB. Instances that are formed, added up and forgotten come in larger ones: adding
-several at a time takes less time."""
+"""Instances are kept in pieces of about the first size, which fit into memory that activations have freed; larger pieces need
+fresh memory, which costs a page fault for every 4 KiB. Instances that are formed, added up and discarded come in larger pieces,
+because adding several at a time is faster."""
 
 
 @operation("conv1d", "conv2d", "conv3d")
@@ -96,13 +94,14 @@ class Convolution(Use):
     output_stride: int
     x: Tensor | None = None
     grad: Tensor | None = None
-    """What the kernel moves over and what it meets there, ``(records, images, channels, *positions)``."""
+    """The tensor that the kernel moves over and the tensor it is multiplied with, ``(records, images, channels, *positions)``.
+    """
     sums: Tensor | None = None
     """The gradient of the bias for each record."""
     instances: list[tuple[slice, Instances]] | None = None
-    """The gradients of the weight for slices of the records, where they are kept."""
+    """The gradients of the weight for slices of the records, if they are kept."""
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         dtype = at_least_single(next(iter(self.slots.values())).dtype)
         x, grad = self._images(saved[0], self.input_stride).to(dtype), self._images(grad, self.output_stride).to(dtype)
         if "bias" in self.slots:
@@ -115,7 +114,7 @@ class Convolution(Use):
             self.instances, norms = [], []
             for rows, piece in self._formed(self.chunks(_PIECE_BYTES)):
                 self.instances.append((rows, piece))
-                norms.append(piece.squared_norms())  # at once, while the piece is in the cache
+                norms.append(piece.squared_norms())  # now, while the piece is in the cache
             self.norms["weight"] = torch.cat(norms)
             self.x = self.grad = None
 
@@ -125,17 +124,18 @@ class Convolution(Use):
         return canonical(tensor, stride, self.records).flatten(1, 2)
 
     def _pieces(self) -> Iterable[tuple[slice, Instances]]:
-        """The gradients of the weight for slices of the records. Every pass over them has the same numbers."""
-        return self._formed(self.chunks(_PASSING_BYTES)) if self.instances is None else self.instances
+        """The gradients of the weight for slices of the records. Each is valid until the next one is requested; every pass over
+        them yields the same numbers."""
+        return self._formed(self.chunks(_PASSING_BYTES), passing=True) if self.instances is None else self.instances
 
-    def _formed(self, slices: Iterable[slice]) -> Iterator[tuple[slice, Instances]]:
+    def _formed(self, slices: Iterable[slice], *, passing: bool = False) -> Iterator[tuple[slice, Instances]]:
         assert self.x is not None and self.grad is not None
         x, grad, geometry = self.x, self.grad, self.geometry
         if self.method not in _GRAMS and goes_by_groups(x, grad, geometry):
             yield from ((chunk, by_groups(x[chunk], grad[chunk], geometry)) for chunk in slices)
         else:
             patches = Patches(x, grad, geometry)
-            yield from ((chunk, patches.instances(chunk)) for chunk in slices)
+            yield from ((chunk, patches.instances(chunk, passing=passing)) for chunk in slices)
 
     def instantiate(self, rows: slice) -> dict[str, Tensor]:
         found = {}
@@ -170,7 +170,7 @@ class Convolution(Use):
         assert self.x is not None and self.grad is not None
         x, grad, geometry = self.x, self.grad, self.geometry
         kernel = math.prod(geometry.kernel)
-        # Of pixels, the dot products are shorter, and are then added up over the kernel.
+        # Dot products of pixels are shorter; they are then added up over the kernel.
         width, further = (x.shape[2], kernel) if self.method == "gram of pixels" else (x.shape[2] * kernel, 0)
         rounding = Rounding(x.shape[1] * math.prod(grad.shape[3:]), width, grad.shape[2], further, x.dtype)
         return bounded_squared_norms(x, grad, rounding, lambda x, grad: _GRAMS[self.method](x, grad, geometry))
@@ -225,7 +225,7 @@ def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, geometry: Geometry
 
 
 def by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> Instances:
-    """The weight gradient of each record by one convolution with as many groups of channels as records."""
+    """The weight gradients of all records by one convolution with a group of channels for each record."""
     records, groups = x.shape[0], geometry.groups
     kernel = (grad.shape[2], x.shape[2] // groups, *geometry.kernel)
     stand_in = x.new_empty(()).expand(records * kernel[0], *kernel[1:])
@@ -235,7 +235,7 @@ def by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> Instances:
 
 
 def goes_by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> bool:
-    """Whether the instances are formed faster by `by_groups` than from patches: few channels, in row-major order."""
+    """Whether `by_groups` is faster than patches: it is for few channels in row-major order."""
     if geometry.groups > 1:
         return True
     few = x.shape[2] >= 8 and grad.shape[2] <= 32 and math.prod(grad.shape[3:]) >= 128
@@ -243,8 +243,8 @@ def goes_by_groups(x: Tensor, grad: Tensor, geometry: Geometry) -> bool:
 
 
 def cheapest_method(x: Tensor, grad: Tensor, geometry: Geometry, may_keep: Callable[[], bool]) -> str:
-    """How to get the norms. All methods form the weight gradient of each record, to weigh it: what they need beyond it
-    counts."""
+    """The cheapest way to compute the norms. All methods form the weight gradient of each record for the sum, so only the
+    additional cost counts."""
     inputs, outputs, kernel = x.shape[2] // geometry.groups, grad.shape[2], math.prod(geometry.kernel)
     places, pixels = x.shape[1] * math.prod(grad.shape[3:]), math.prod(x.shape[3:])
     numbers = inputs * kernel * outputs
@@ -255,7 +255,7 @@ def cheapest_method(x: Tensor, grad: Tensor, geometry: Geometry, may_keep: Calla
         if x.shape[1] == math.prod(geometry.stride) == 1 and not geometry.transposed:
             grams = inputs * pixels**2 + outputs * places**2
             costs["gram of pixels"] = _GRAM + grams * _MULTIPLY + kernel * places**2 * _SHIFT
-    # What grouped convolutions cost was not measured: they are kept, as long as they may.
+    # The cost of grouped convolutions was not measured: their instances are kept if the budget allows it.
     if (geometry.groups > 1 or numbers * _KEEP <= min(costs.values())) and may_keep():
         return "instances"
     return min(costs, key=lambda method: costs[method])

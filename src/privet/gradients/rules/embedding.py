@@ -1,8 +1,8 @@
-"""Embeddings: tables of which each record uses the rows of its own tokens, one by one or in bags.
+"""Embeddings: each record uses the rows of a table that belong to its own tokens, one by one or in bags.
 
-Gradients stay as short as the record's list of tokens; a table of its full size is formed for no record, except chunk
-by chunk where its norm needs it (tied weights). Sums over the records are dense, also with ``sparse=True``: the noise
-that follows is dense.
+Gradients are as short as the record's list of tokens. A gradient of the size of the table is formed for no record, except
+chunk by chunk if its norm requires it (tied weights). Sums over the records are dense, also with ``sparse=True``, because the
+noise is dense.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import cached_chunks, squared_norms
+from privet.gradients.numerics import cached_chunks, squared_norms, summed_squared_norms
 from privet.gradients.operation import REFUSED, Operation, operation
 from privet.gradients.rules.linear import as_sequences
-from privet.gradients.use import Budget, Use
+from privet.gradients.use import MemoryBudget, Use
 
 REFUSED["embedding_renorm_"] = (
     "max_norm changes the rows of its table in place as the records use them, outside the clipped gradient. Build the "
@@ -51,7 +51,7 @@ def embedding_bag(op: Operation) -> Any:
     mode, padding = op.argument(4, "mode", _SUM), op.argument(8, "padding_idx")
     last = op.argument(7, "include_last_offset", False)
     padding = -1 if padding is None else padding % weight.shape[0]
-    # Not torch.embedding_bag, which leaves out what the backward pass needs where the table needs no gradient.
+    # torch.embedding_bag omits what the backward pass needs if the table requires no gradient.
     out, bag_of_token, bag_sizes, chosen = torch.ops.aten._embedding_bag(
         weight.detach(), tokens, offsets, False, mode, False, token_weights, last, padding
     )
@@ -68,17 +68,17 @@ def embedding_bag(op: Operation) -> Any:
 
 
 class Embedding(Use):
-    """Keeps, for each record and token that it uses, the sum of the gradients at that token's places."""
+    """Keeps the sum of the gradients at all places of a token, for each record and token."""
 
     input_stride: int
     output_stride: int
     padding: int
     sums: Tensor
-    """The gradient of one row of the table for one record; `owners` and `tokens` say whose and which."""
+    """The gradients of single rows of the table for single records; `owners` and `tokens` tell which."""
     owners: Tensor
     tokens: Tensor
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         weight = self.slots["weight"]
         tokens = as_sequences(saved[0].unsqueeze(-1), self.input_stride, self.records).flatten(1)
         rows = as_sequences(grad, self.output_stride, self.records).reshape(-1, grad.shape[-1]).to(weight.dtype)
@@ -100,8 +100,7 @@ class Embedding(Use):
         return {"weight": formed}
 
     def form_squared_norms(self) -> dict[str, Tensor]:
-        norms = torch.zeros(self.records, dtype=torch.float64, device=self.sums.device)
-        return {"weight": norms.index_add_(0, self.owners, squared_norms(self.sums))}
+        return {"weight": summed_squared_norms(self.sums, self.owners, self.records)}
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         total = torch.zeros(self.slots["weight"].shape, dtype=torch.float64, device=self.sums.device)
@@ -121,7 +120,7 @@ class Embedding(Use):
 
 
 class EmbeddingBag(Use):
-    """Keeps the gradients of the bags: a record's gradient is its bag's, times how much each token counts in it."""
+    """Keeps the gradients of the bags. A record's gradient is that of its bags, times the weight of each token."""
 
     per_record = ("grad",)
     output_stride: int
@@ -132,9 +131,9 @@ class EmbeddingBag(Use):
     bags: Tensor
     """``(records, bags of one record)``: where each bag is in the output."""
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         self.tokens, self.bag_of_token, self.bag_sizes, self.chosen = saved[:4]
-        # In float64 throughout, so that the norm, which is a product, and the sum agree.
+        # In float64, so that the norm, which is a product, and the sum agree.
         self.token_weights = saved[4].double() if len(saved) > 4 else None
         self.grad = as_sequences(grad, self.output_stride, self.records).double()
         numbered = torch.arange(grad.shape[0], device=grad.device).unsqueeze(1).expand_as(grad)
@@ -158,19 +157,19 @@ class EmbeddingBag(Use):
         return {"weight": of_bags * squares[bags]}
 
     def _counts(self) -> Tensor:
-        """How much each token counts in its bag."""
+        """The weight of each token in its bag."""
         counts = (self.tokens != self.padding).double()
         if self.token_weights is not None:
             counts = torch.where(counts > 0, self.token_weights, 0.0)
         return counts / self.bag_sizes[self.bag_of_token] if self.mode == _MEAN else counts
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.method == "chunks":  # the numbers that were measured
+        if self.method == "chunks":  # sum the numbers that were measured
             return super().form_weighted_sum(weights)
         return {"weight": self._summed(self.bags, self.grad * weights["weight"].view(-1, 1, 1))}
 
     def _summed(self, bags: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of the table where only `bags` have a gradient."""
+        """The gradient of the table if only `bags` have a gradient."""
         rows = grad.new_zeros(self.bags.numel(), grad.shape[2])
         rows[bags.flatten()] = grad.flatten(0, 1)
         summed: Tensor = torch.ops.aten._embedding_bag_dense_backward(

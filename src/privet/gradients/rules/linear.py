@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -10,37 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privet.gradients.layout import canonical
-from privet.gradients.norms import scaled_squared_norms, squared_norms
+from privet.gradients.marks import canonical
+from privet.gradients.numerics import add_weighed, scaled_squared_norms, squared_norms, weigh, workspace
 from privet.gradients.operation import Operation, operation
 from privet.gradients.rules.grams import GramSums, Rounding, bounded_squared_norms, product_of
-from privet.gradients.use import Budget, Use
-from privet.gradients.weighing import add_weighed, weigh
-from privet.gradients.workspace import workspace
+from privet.gradients.use import MemoryBudget, Use
 
 _PIECE_BYTES = 2**22
-"""Of 1 to 8 MiB the fastest to form, measure and weigh, at sequences of a transformer and an LSTM (AMD EPYC, one thread)."""
+"""Size of the pieces in which gradients are kept. Of 1 to 8 MiB it was the fastest for sequences of a transformer and an LSTM
+(AMD EPYC, one thread)."""
 
-_PASSING_BYTES = 2**21
-"""Gradients that are formed, added up and forgotten come in smaller pieces, in memory that is used again: of 0.5 to 4 MiB
-the fastest at the sequences of an LSTM (same machine)."""
+PASSING_BYTES = 2**21
+"""Gradients that are formed, added up and discarded come in smaller pieces, in reused memory. Of 0.5 to 4 MiB it was the
+fastest for sequences of an LSTM (same machine)."""
 
 _SHORT = 16
-"""Up to this length of a sequence the weighted sum is one product of matrices in float64. In longer ones it takes more
-time than forming each record's gradient in float32 and adding these up in float64: 0.06 ns for each multiplication
-against 0.03 and 0.5 for each number of the gradient (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
+"""Up to this sequence length the weighted sum is one product of matrices in float64. For longer ones it is faster to form each
+record's gradient in float32 and to add these up in float64: 0.06 ns for each multiplication, against 0.03 ns and 0.5 ns for
+each number of the gradient (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
 
-_PRODUCT = 2**17
-"""How many numbers of a matrix are converted to float64 at a time; of 2^15 to 2^18 it was the fastest (same machine)."""
+_PRODUCT = 2**18
+"""The number of entries of a matrix that are converted to float64 at a time; of 2^15 to 2^18 it was the fastest (same machine).
+"""
 
 _LARGER, _SLOWER = 1.7, 64
-"""Gradients are kept where that takes less memory than the inputs and output gradients that are kept otherwise. They are
-also kept where it takes up to 1.7 times as much, if the Gram matrices need more than 64 multiplications for each of
-their numbers: keeping a number takes about 1 ns, and a multiplication of half a matrix 0.015 (same machine)."""
+"""Gradients are kept if that takes less memory than the inputs and output gradients that are kept otherwise. They are also kept
+if it takes up to 1.7 times as much and the Gram matrices need more than 64 multiplications for each of their numbers: keeping a
+number takes about 1 ns, and a multiplication of half a matrix 0.015 ns (same machine)."""
 
 _STEP, _ROUND = 32, 16
-"""A Gram matrix is formed in four steps, of at least so many rows and a multiple of so many: of two to eight steps it was
-the fastest at lengths of 64 to 512 (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
+"""A Gram matrix is formed in four steps, each with at least the first number of rows and a multiple of the second. Of two to
+eight steps it was the fastest for lengths of 64 to 512 (AMD EPYC with AVX2, one thread, process time, torch 2.13)."""
 
 
 @operation("linear")
@@ -49,6 +49,8 @@ def linear(op: Operation) -> Any:
     slots = {name: t for name, t in (("weight", weight), ("bias", bias)) if op.tracks(t)}
     if op.tracks(x) or not slots:
         return op.generic()
+    if bias is not None and bias.ndim != 1:
+        raise op.recorder.refusal("its bias has more than one dimension")
     out = _applied(x, weight.detach(), None if bias is None else bias.detach())
     use = Linear(op.module, op.records, slots)
     use.input_stride, use.output_stride = op.stride(x), op.stride_after(x, out)
@@ -56,7 +58,7 @@ def linear(op: Operation) -> Any:
 
 
 def _applied(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The linear map as one matrix product: without a trained weight torch makes many of an input that is not contiguous."""
+    """The linear map as one matrix product: without a trained weight, torch computes many for an input that is not contiguous."""
     rows = x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x
     out = torch.nn.functional.linear(rows, weight, bias)
     return out.view(*x.shape[:-1], -1) if x.ndim > 2 else out
@@ -79,18 +81,18 @@ class Linear(Use):
     grad: Tensor | None = None
     sums: Tensor | None = None
     pieces: list[tuple[slice, Tensor]] | None = None
-    """The gradients of the weight for slices of the records, where they are kept: small pieces fit where activations were
-    freed, and fresh memory costs a page fault for every 4 KiB."""
+    """The gradients of the weight for slices of the records, if they are kept. Small pieces fit into memory that activations
+    have freed; fresh memory costs a page fault for every 4 KiB."""
 
-    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: Budget) -> None:
+    def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
         dtype = at_least_single(next(iter(self.slots.values())).dtype)
         x = as_sequences(saved[0], self.input_stride, self.records).to(dtype)
         grad = as_sequences(grad, self.output_stride, self.records).to(dtype)
         self.x, self.grad = x, grad
         self._choose_method(budget)
 
-    def join(self, others: Sequence[Use], budget: Budget) -> Use | None:
-        """Several calls are one call on the joined sequences."""
+    def join(self, others: Sequence[Use], budget: MemoryBudget) -> Use | None:
+        """Replace several calls by one call on the concatenated sequences."""
         parts = [use for use in (self, *others) if isinstance(use, Linear)]
         inputs = [use.x for use in parts if use.x is not None]
         grads = [use.grad for use in parts if use.grad is not None]
@@ -101,13 +103,13 @@ class Linear(Use):
         whole._choose_method(budget)
         return whole
 
-    def _choose_method(self, budget: Budget) -> None:
+    def _choose_method(self, budget: MemoryBudget) -> None:
         assert self.x is not None and self.grad is not None
         length, width, height = self.x.shape[1], self.x.shape[2], self.grad.shape[2]
         if length == 1:
             self.method = "product"
             return
-        # Multiplications per record, beyond those of the plain weight gradient.
+        # Multiplications for each record, in addition to those of the plain weight gradient.
         gram = length * (width + height)
         if "weight" not in self.slots:
             self.hold(self.form(slice(0, self.records)))
@@ -124,7 +126,7 @@ class Linear(Use):
         return others >= numbers or (_LARGER * others >= numbers and length * others >= _SLOWER * numbers)
 
     def _hold_instances(self) -> None:
-        """Form and measure a few records at a time, so that their norms are taken in the cache."""
+        """Form and measure a few records at a time, so that their norms are computed in the cache."""
         self.pieces, norms = [], []
         for rows in self.chunks():
             weight = self._weights(rows)
@@ -219,7 +221,7 @@ class Linear(Use):
         return (grad @ scale.square()).mul_(x).sum(1)
 
     def _scaled_matrices(self, scale: Tensor) -> Tensor:
-        """In float64, as the weighted sum is; with what another order of the additions can make of it."""
+        """In float64, like the weighted sum, plus a bound on the effect of another order of additions."""
         assert self.x is not None and self.grad is not None
         rounding, found = 2.0**-50 * self.x.shape[1], []
         for rows in self.chunks():
@@ -239,7 +241,7 @@ class Linear(Use):
         return self.sums
 
     def _sums_at_once(self) -> bool:
-        """Whether the weighted sum is one product of matrices in float64."""
+        """Whether the weighted sum is computed as one product of matrices in float64."""
         return self.method == "product" or (self.method == "gram" and self.x is not None and self.x.shape[1] <= _SHORT)
 
     def form_weighted_sum(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -266,13 +268,10 @@ class Linear(Use):
         return total
 
     def _passing(self) -> Iterator[tuple[slice, Tensor]]:
-        """The gradients of the weight for slices of the records, each in the memory of the one before it."""
+        """The gradients of the weight for slices of the records, each in the memory of the previous one."""
         assert self.x is not None and self.grad is not None
-        shape = self.slots["weight"].shape
-        # Where the norms were taken of formed gradients, the same are formed again.
-        for rows in self.chunks(_PASSING_BYTES if self.method == "gram" else None):
-            into = workspace.take("weights", (rows.stop - rows.start, *shape), self.x)
-            yield rows, torch.bmm(self.grad[rows].mT, self.x[rows], out=into)
+        # If the norms were taken of formed gradients, the same chunks are formed again.
+        yield from products(self.grad, self.x, self.chunks(PASSING_BYTES if self.method == "gram" else None))
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
@@ -284,7 +283,7 @@ class Linear(Use):
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """What gradients of parameters of this dtype are computed in."""
+    """The dtype in which gradients of parameters of this dtype are computed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -295,31 +294,41 @@ def as_sequences(tensor: Tensor, stride: int, records: int) -> Tensor:
     return canonical(tensor, stride, records).reshape(records, -1, tensor.shape[-1])
 
 
+def products(grad: Tensor, x: Tensor, slices: Iterable[slice]) -> Iterator[tuple[slice, Tensor]]:
+    """``grad.T @ x`` of each record for slices of the records, each in the memory of the previous one."""
+    for rows in slices:
+        into = workspace.take("weights", (rows.stop - rows.start, grad.shape[2], x.shape[2]), x)
+        yield rows, torch.bmm(grad[rows].mT, x[rows], out=into)
+
+
 def _weighted_products(x: Tensor, grad: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """``grad.T @ (weights * x)`` and ``grad.T @ weights`` in float64, a few rows at a time, whose copies stay in the cache."""
-    # The narrower matrix goes first, which is up to six times as fast; it is the one that is multiplied by the weights. A
-    # further column for the weights themselves gives the second result.
+    """``grad.T @ (weights * x)`` and ``grad.T @ weights`` in float64, a few rows at a time, so that their copies stay in the
+    cache."""
+    # The narrower matrix goes first, which is up to six times as fast. It is also the one that is multiplied by the weights.
     swapped = grad.shape[1] > x.shape[1]
     narrow, wide = (x, grad) if swapped else (grad, x)
     width, columns = narrow.shape[1], wide.shape[1]
     step = min(max(_PRODUCT // max(columns, 1), _ROUND), max(len(x), 1))
     scaled, copied = (
-        workspace.take(name, (step, n), weights) for name, n in (("scaled", width + 1), ("copied", columns))
+        workspace.take("scaled", (step, width), weights),
+        workspace.take("copied", (step, columns), weights),
     )
-    total, beside = weights.new_zeros(width + swapped, columns), weights.new_zeros(width)
+    total, bias = weights.new_zeros(width, columns), weights.new_zeros(columns if swapped else width)
     for start in range(0, len(x), step):
-        rows = slice(start, min(start + step, len(x)))
-        first, second, factors = scaled[: rows.stop - start], copied[: rows.stop - start], weights[rows].unsqueeze(1)
-        torch.mul(narrow[rows], factors, out=first[:, :width])
-        first[:, width:] = factors
-        total.addmm_(first[:, : width + swapped].mT, second.copy_(wide[rows]))
-        if not swapped:
-            beside += first[:, :width].sum(0)
-    return (total[:width].mT.contiguous(), total[width]) if swapped else (total, beside)
+        stop = min(start + step, len(x))
+        first, second, factors = scaled[: stop - start], copied[: stop - start], weights[start:stop]
+        torch.mul(narrow[start:stop], factors.unsqueeze(1), out=first)
+        total.addmm_(first.mT, second.copy_(wide[start:stop]))
+        if swapped:
+            bias.addmv_(second.mT, factors)
+        else:
+            bias += first.sum(0)
+    return (total.mT.contiguous() if swapped else total), bias
 
 
 def gram_blocks(rows: Tensor) -> list[Tensor]:
-    """The Gram matrix of each ``rows[i]``, by steps: it is symmetric, so each meets only itself and what comes after."""
+    """The Gram matrix of each ``rows[i]`` in blocks. It is symmetric, so each block covers only its own rows and the later
+    columns."""
     length = rows.shape[1]
     step = max(-(-length // (4 * _ROUND)) * _ROUND, _STEP)
     return [product_of(rows[:, start : start + step], rows[:, start:]) for start in range(0, length, step)]

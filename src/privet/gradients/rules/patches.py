@@ -1,7 +1,8 @@
 """Patches of a convolution's input as matrices: their products with the output's gradient are weight gradients.
 
-Everywhere `x` is what the kernel moves over and `grad` what it meets there, both ``(records, images, channels,
-*positions)``. For a transposed convolution these are the gradient of the output and the input, in this order.
+Everywhere `x` is the tensor that the kernel moves over and `grad` the tensor that it is multiplied with, both of shape
+``(records, images, channels, *positions)``. For a convolution these are the input and the gradient of the output; for a
+transposed convolution they are the gradient of the output and the input.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from privet.gradients.norms import squared_norms
-from privet.gradients.weighing import add_weighed
-from privet.gradients.workspace import workspace
+from privet.gradients.numerics import add_weighed, squared_norms, workspace
+from privet.gradients.rules.grams import GramSums, product_of
 
 _BUFFER_BYTES = 2**20
 """Patches are copied into a reused buffer of about this size. Of 256 KiB, 1 MiB and 4 MiB it was the fastest on the
 convolutions of a small CNN, ResNet8 and WRN-16-4 (AMD EPYC with AVX2, one thread, process time)."""
 _FEW_COLUMNS, _SOME_COLUMNS, _FEW_PLACES = 48, 128, 64
-"""A matrix product with few columns, or with some columns and few places of the kernel, is so slow that joining the
-parts of the kernel pays; same measurement."""
+"""A matrix product with few columns, or with some columns and few places of the kernel, is so slow that it pays to join the
+parts of the kernel; same measurement."""
 _ENOUGH_CHANNELS, _SHORT_ROW = 16, 12
 """Runs of this many channels are copied faster than rows of positions that are scattered or shorter than this."""
 
@@ -37,7 +38,7 @@ class Geometry:
     padding: tuple[int, ...]
     """Zeros on both sides of the input."""
     further: tuple[int, ...]
-    """Zeros on the far side alone: an even kernel with ``padding="same"``."""
+    """Zeros on the far side only: an even kernel with ``padding="same"``."""
     dilation: tuple[int, ...]
     groups: int = 1
     transposed: bool = False
@@ -54,9 +55,10 @@ class Instances:
     """The weight gradient of each record, in the order in which it was formed."""
 
     blocks: Tensor
-    """``(parts, records, outputs, ...)``: one part for each step along the kernel's first dimension, or one in all."""
+    """``(parts, records, outputs, ...)``: one part for each step along the kernel's first dimension, or a single one."""
     order: tuple[int, ...]
-    """Of its dimensions: ``(records, outputs, inputs, *kernel)``, and the parts at the end if there is one in all."""
+    """The permutation of these dimensions to ``(records, outputs, inputs, *kernel)``, followed by the parts if there is a
+    single one."""
 
     def squared_norms(self) -> Tensor:
         norms = [squared_norms(part) for part in self.blocks]
@@ -72,7 +74,7 @@ class Instances:
 
     @staticmethod
     def weighted_sum(pieces: Iterable[tuple[slice, Instances]], weights: Tensor) -> Tensor:
-        """The sum over the records of pieces that were formed alike, in float64, brought into order at the end."""
+        """The float64 sum over the records of pieces with the same layout, permuted to the weight's shape at the end."""
         total = None
         for rows, piece in pieces:
             if total is None:
@@ -89,10 +91,10 @@ class Instances:
 class Patches:
     """The patches of `x`, chunk by chunk in one buffer.
 
-    Of a kernel's dimensions all but the first are unrolled by copying. Along the first, a patch is the same copy
-    further on: that saves two thirds of the copies of a 3x3 kernel. Rows are sorted by their remainder by the stride, so
-    that the rows which one part of the kernel meets lie one after the other. Where one matrix is better than one for
-    each part, they are joined by a second copy, of long runs.
+    All dimensions of the kernel except the first are unrolled by copying. Along the first, a patch is the same copy at an offset:
+    that saves two thirds of the copies of a 3x3 kernel. Rows are sorted by their remainder modulo the stride, so that the rows
+    that belong to one part of the kernel are contiguous. If one matrix is better than one for each part, the parts are joined by
+    a second copy, of long runs.
     """
 
     def __init__(self, x: Tensor, grad: Tensor, geometry: Geometry, *, joined: bool = False) -> None:
@@ -110,14 +112,15 @@ class Patches:
         else:
             self.grad = grad.transpose(1, 2).flatten(2)
         """``(records, outputs, images * positions)``"""
+        self._passing: Tensor | None = None
 
     # --- weight gradients -------------------------------------------------------------------------------------------
 
-    def instances(self, rows: slice) -> Instances:
-        """The weight gradients of the records in `rows`."""
+    def instances(self, rows: slice, *, passing: bool = False) -> Instances:
+        """The weight gradients of the records in `rows`; with `passing`, the next call overwrites them."""
         count, kernel = rows.stop - rows.start, self.geometry.kernel
         parts, inner = ((), kernel) if self.joined else (kernel[:1], kernel[1:])
-        formed = self.x.new_empty(*(parts or (1,)), count, self.outputs, self.inputs * math.prod(inner))
+        formed = self._room(parts[0] if parts else 1, count, self.inputs * math.prod(inner), passing)
         for chunk, matrices in self.chunks(rows):
             grad, into = self.grad[chunk], slice(chunk.start - rows.start, chunk.stop - rows.start)
             for part, matrix in enumerate(matrices):
@@ -131,6 +134,15 @@ class Patches:
         others = [dim for dim in range(3, 4 + len(inner)) if dim != inputs]
         order = (1, 2, inputs, *others, 0) if self.joined else (1, 2, inputs, 0, *others)
         return Instances(formed.unflatten(3, shape), order)
+
+    def _room(self, parts: int, count: int, columns: int, passing: bool) -> Tensor:
+        """Memory for instances, reused if they are passing: fresh memory costs a page fault for every 4 KiB."""
+        if passing and self._passing is not None and self._passing.shape[1] >= count:
+            return self._passing[:, :count]
+        room = self.x.new_empty(parts, count, self.outputs, columns)
+        if passing:
+            self._passing = room
+        return room
 
     # --- patches ----------------------------------------------------------------------------------------------------
 
@@ -205,7 +217,7 @@ class Patches:
         return found
 
     def _joined(self, copied: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-        """The matrix of whole patches, and what has to be copied where to make it: parts at one remainder at once."""
+        """The matrix of whole patches, and the copies that fill it: all parts with the same remainder at once."""
         g, rows, height = self.geometry, self._by_row(copied), self.positions[0]
         shared = math.gcd(g.stride[0], g.dilation[0])
         period, step = g.stride[0] // shared, g.dilation[0] // shared
@@ -225,3 +237,64 @@ class Patches:
             windows = rows[:, :, remainder, first:].unfold(2, height, step).movedim(-1, 2).movedim(3, -2)
             joins.append((into, windows[..., : into.shape[4], :]))
         return [merged], joins
+
+
+_GRAM_BYTES = 2**21
+
+
+def by_patches(x: Tensor, grad: Tensor, geometry: Geometry) -> GramSums:
+    """Gram sums from the products of all pairs of patches and of the gradients at their places."""
+    patches, found = Patches(x, grad, geometry, joined=True), []
+    for rows, (matrix,) in patches.chunks(slice(0, x.shape[0])):
+        of_grad = patches.grad[rows].mT
+        found.append(GramSums.of([product_of(matrix, matrix)], [product_of(of_grad, of_grad)]))
+    return _joined(found)
+
+
+def by_pixels(x: Tensor, grad: Tensor, geometry: Geometry) -> GramSums:
+    """The same for a kernel that moves in single steps: the product of two patches is a sum, over the kernel, of products of
+    two pixels, which are computed only once."""
+    pixels, gradients = _pixels(x), _pixels(grad)
+    size, places = x.shape[3:], grad.shape[3:]
+    step = max(_GRAM_BYTES // (math.prod(size) ** 2 * x.element_size()), 1)
+    found = []
+    for start in range(0, x.shape[0], step):
+        rows = slice(start, start + step)
+        of_x = product_of(pixels[rows], pixels[rows]).view(-1, *size, *size)
+        of_grad = product_of(gradients[rows], gradients[rows])
+        of_patches = torch.zeros_like(of_grad).view(-1, *places, *places)
+        for part in product(*map(range, geometry.kernel)):
+            taken, into = _overlap(part, size, places, geometry)
+            of_patches[(slice(None), *into, *into)] += of_x[(slice(None), *taken, *taken)]
+        found.append(GramSums.of([of_patches.view_as(of_grad)], [of_grad]))
+    return _joined(found)
+
+
+def _joined(found: list[GramSums]) -> GramSums:
+    return GramSums(
+        *(
+            torch.cat(parts)
+            for parts in zip(*((one.products, one.lengths, one.of_x, one.of_grad) for one in found), strict=True)
+        )
+    )
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """``(records, positions, channels)`` of one image for each record."""
+    image = images[:, 0]
+    return image.movedim(1, -1).flatten(1, -2) if has_channels_last(images) else image.flatten(2).mT
+
+
+def _overlap(
+    part: tuple[int, ...], size: torch.Size, places: torch.Size, geometry: Geometry
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The pixels that this part of the kernel covers, without padding, and the places where it does."""
+    taken, into = [], []
+    for index, dilation, padding, pixels, count in zip(
+        part, geometry.dilation, geometry.padding, size, places, strict=True
+    ):
+        shift = index * dilation - padding
+        first, last = max(0, -shift), max(min(count, pixels - shift), 0)
+        into.append(slice(first, max(last, first)))
+        taken.append(slice(first + shift, max(last, first) + shift))
+    return tuple(taken), tuple(into)

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from privet.errors import InputError
-from privet.privacy.accountants._base import Accountant, UnsupportedEventError
+from privet.privacy.accountants.base import ACCOUNTANTS, Accountant, UnsupportedEventError
 from privet.privacy.accountants.composition import Basic, Optimal, PublishedStrong, Strong
-from privet.privacy.accountants.gdp import GDP
-from privet.privacy.accountants.moments import Moments
-from privet.privacy.accountants.pld import PLD
-from privet.privacy.accountants.rdp import RDP
-from privet.privacy.accountants.reference import ReferencePLD
+from privet.privacy.accountants.pld import PLD, ReferencePLD
+from privet.privacy.accountants.rdp import GDP, RDP, MomentsAccountant
 
-_ACCOUNTANTS: dict[str, Accountant] = {
-    one.key: one
-    for one in (PLD(), RDP(), Moments(), Strong(), PublishedStrong(), Optimal(), Basic(), GDP(), ReferencePLD())
-}
+for _one in (PLD, RDP, MomentsAccountant, Strong, PublishedStrong, Optimal, Basic, GDP, ReferencePLD):
+    ACCOUNTANTS.register(_one)
 
 
 def accountant_names() -> tuple[str, ...]:
-    """The short names of all accountants."""
-    return tuple(_ACCOUNTANTS)
+    """The short names of all accountants, those of plug-ins included."""
+    return ACCOUNTANTS.names()
 
 
 def accountant_named(accountant: str | Accountant) -> Accountant:
-    """The accountant of that name; an accountant itself is passed through."""
+    """The accountant with this short name; an accountant is returned as it is."""
     if isinstance(accountant, Accountant):
         return accountant
-    try:
-        return _ACCOUNTANTS[accountant.lower()]
-    except (KeyError, AttributeError):
-        known = ", ".join(_ACCOUNTANTS)
-        raise InputError(f"There is no accountant {accountant!r}; the accountants are {known}.") from None
+    if not isinstance(accountant, str):
+        raise InputError(f"An accountant is given by its name, not by {accountant!r}.")
+    lower = accountant.lower()
+    return ACCOUNTANTS[lower if lower in ACCOUNTANTS else accountant]
 
 
-__all__ = ["Accountant", "UnsupportedEventError", "accountant_named", "accountant_names"]
+__all__ = ["ACCOUNTANTS", "Accountant", "UnsupportedEventError", "accountant_named", "accountant_names"]

@@ -1,40 +1,147 @@
-"""Composition theorems: basic, strong (Dwork, Rothblum and Vadhan 2010) and optimal (Kairouz, Oh and Viswanath 2015)."""
+"""Composition theorems: basic, strong (Dwork, Rothblum and Vadhan 2010) and optimal (Kairouz, Oh and Viswanath 2015).
+
+They use only the (epsilon, delta) of each step, which is computed here too.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
-from privet.privacy.accountants._base import Accountant, Tally
-from privet.privacy.accountants._pieces import Piece, best_split, piece_of, pieces_of
-from privet.privacy.accountants.gdp import gdp_epsilon
-from privet.privacy.events import Event
-from privet.privacy.guarantees import Claimed, Guarantee, Proved
+from scipy.optimize import minimize_scalar
+
+from privet.privacy.accountants.base import Accountant, Tally
+from privet.privacy.accountants.rdp import gdp_epsilon
+from privet.privacy.events import (
+    Event,
+    FixedSizeSampled,
+    PaddedPoisson,
+    PoissonSampled,
+    amplified,
+    bare,
+    gaussian_multiplier,
+    pure_epsilon,
+    stated_privacy,
+)
+from privet.privacy.guarantees import Claimed, Guarantee, Proved, Relation
 from privet.privacy.pld.engine import epsilon_of
 from privet.privacy.pld.pairs import response_pair
-from privet.privacy.relations import Relation
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One kind of step: `count` uses, on samples of `rate`, of a Gaussian of `sigma` or an (epsilon, delta) mechanism."""
+
+    count: int
+    rate: float
+    sigma: float | None
+    epsilon: float
+    delta: float
+    extra: float
+    """Delta that each use adds however delta is divided: a stated delta, and the probability of an abort."""
+
+    def epsilon_at(self, delta: float, linear: bool, classic: bool) -> float:
+        """The epsilon of one use that is given `delta` (of the sampled mechanism)."""
+        if self.sigma is None:
+            epsilon = self.epsilon
+        elif self.sigma == 0 or delta <= 0:
+            return math.inf
+        else:
+            share = delta / self.rate
+            if share >= 1:
+                return 0.0
+            epsilon = (
+                math.sqrt(2 * math.log(1.25 / share)) / self.sigma if classic else exact_gaussian(self.sigma, share)
+            )
+        return self.rate * epsilon if linear else amplified(epsilon, self.rate)
+
+
+def piece_of(leaf: Event, count: int, relation: Relation) -> Piece | None:
+    """Convert one leaf; None if it has no (epsilon, delta) here."""
+    event, rate, extra = bare(leaf), 1.0, 0.0
+    if isinstance(event, PoissonSampled | PaddedPoisson):
+        extra = event.overflow if isinstance(event, PaddedPoisson) else 0.0
+        rate, event = event.rate, event.event
+    elif isinstance(event, FixedSizeSampled):
+        if relation is Relation.ADD_REMOVE:
+            return None
+        rate, event = event.rate, event.event
+    if rate == 0:
+        return Piece(count, 1.0, None, 0.0, 0.0, 0.0)
+    # Amplification by sampling holds for either relation, with the mechanism's parameters for that relation.
+    sigma = gaussian_multiplier(event, relation)
+    if sigma is not None:
+        return Piece(count, rate, sigma, 0.0, 0.0, extra)
+    epsilon = pure_epsilon(event, relation)
+    if epsilon is not None:
+        return Piece(count, rate, None, epsilon, 0.0, extra)
+    stated = stated_privacy(event, relation)
+    if stated is not None:
+        return Piece(count, rate, None, stated[0], rate * stated[1], extra + rate * stated[1])
+    return None
+
+
+def pieces_of(events: Tally, relation: Relation) -> list[Piece]:
+    pieces = [piece_of(leaf, count, relation) for leaf, count in events]
+    return [piece for piece in pieces if piece is not None]
+
+
+@lru_cache(maxsize=65536)
+def exact_gaussian(sigma: float, delta: float) -> float:
+    """The exact epsilon of one Gaussian release (Balle and Wang 2018)."""
+    return gdp_epsilon(1 / sigma, delta)
+
+
+Cost = Callable[[float, float], float]
+
+
+def best_split(pieces: list[Piece], delta: float, cost: Cost, rough: Cost | None = None) -> float:
+    """Divide delta between the Gaussian steps and the theorem so that cost(delta of each step, delta of theorem) is least.
+
+    Every division gives a bound, so the best one may be searched for with a `rough` cost that is faster.
+    """
+    extra = math.fsum(piece.count * piece.extra for piece in pieces)
+    steps = sum(piece.count for piece in pieces if piece.sigma is not None)
+    left = delta - extra
+    if left < 0 or (left == 0 and steps):
+        return math.inf
+    if not steps:
+        return cost(0.0, left)
+
+    def divided(logit: float) -> tuple[float, float]:
+        share = 1 / (1 + math.exp(-logit))
+        return share * left / steps, (1 - share) * left
+
+    def searched(logit: float) -> float:
+        value = (rough or cost)(*divided(logit))
+        return value if math.isfinite(value) else 1e300
+
+    found = minimize_scalar(searched, bounds=(-20.0, 20.0), method="bounded", options={"xatol": 5e-3})
+    return cost(*divided(float(found.x)))
 
 
 class _Theorem(Accountant):
-    """What the theorems share: they see a step only as an (epsilon, delta)."""
+    """The common part of the theorems: a step is only an (epsilon, delta)."""
 
     linear = False
     classic = False
 
     def why_not(self, leaf: Event, relation: Relation) -> str | None:
         if piece_of(leaf, 1, relation) is None:
-            return f"no epsilon of a single use is known under {relation.value}"
+            return f"no epsilon of a single use is known for {relation.value}"
         return None
 
-    def _delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
-        """By bisection on ln delta: epsilon falls as delta grows."""
+    def bound_delta(self, events: Tally, epsilon: float, relation: Relation) -> float:
+        """Bisect ln delta: epsilon falls as delta grows."""
         low, high = math.log(1e-300), 0.0
-        if self._epsilon(events, math.exp(low), relation) <= epsilon:
+        if self.bound_epsilon(events, math.exp(low), relation) <= epsilon:
             return math.exp(low)
         while high - low > 1e-3:
             middle = (low + high) / 2
-            fits = self._epsilon(events, math.exp(middle), relation) <= epsilon
+            fits = self.bound_epsilon(events, math.exp(middle), relation) <= epsilon
             low, high = (low, middle) if fits else (middle, high)
         return math.exp(high)
 
@@ -43,7 +150,7 @@ class _Theorem(Accountant):
 
 
 class Basic(_Theorem):
-    """Epsilons and deltas add up; each Gaussian step is given an equal part of delta.
+    """Epsilons and deltas add up; each Gaussian step gets an equal part of delta.
 
     Formal guarantees: basic composition (Dwork et al. 2006) of exact Gaussians, amplified by sampling (Balle et al. 2018).
     """
@@ -51,7 +158,7 @@ class Basic(_Theorem):
     key: ClassVar[str] = "basic"
     name: ClassVar[str] = "basic composition"
 
-    def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
+    def bound_epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
         pieces = pieces_of(events, relation)
         steps = sum(piece.count for piece in pieces if piece.sigma is not None)
         left = delta - math.fsum(piece.count * piece.extra for piece in pieces)
@@ -61,11 +168,11 @@ class Basic(_Theorem):
 
 
 class Strong(_Theorem):
-    """sqrt(2 ln(1/d') sum e_i^2) + sum e_i (e^e_i - 1), with the division of delta optimised.
+    """sqrt(2 ln(1/d') sum e_i^2) + sum e_i (e^e_i - 1), with an optimized division of delta.
 
-    Formal guarantees: a theorem, with exact Gaussians and the amplification ln(1 + q(e^e - 1)). `linear` amplifies by q e
-    and `classic` takes the classic Gaussian bound beyond e = 1, as the moments accountant's paper does for its comparison
-    curve: neither holds, and then the guarantee says so.
+    Formal guarantees: an upper bound, with exact Gaussians and the amplification ln(1 + q(e^e - 1)). `linear` amplifies to
+    q e, and `classic` uses the classic Gaussian bound beyond e = 1, as the paper on the moments accountant does for its
+    comparison curve. Neither holds, and the guarantee then says so.
     """
 
     key: ClassVar[str] = "strong"
@@ -81,7 +188,7 @@ class Strong(_Theorem):
             return Proved()
         return Claimed("the comparison curve of Abadi et al. 2016", "sampling does not amplify epsilon to q * epsilon")
 
-    def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
+    def bound_epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
         pieces = pieces_of(events, relation)
 
         def cost(each: float, slack: float) -> float:
@@ -99,7 +206,7 @@ class Strong(_Theorem):
 
 
 class PublishedStrong(Strong):
-    """The strong-composition curve as the moments accountant's paper draws it."""
+    """The strong-composition curve as drawn in the paper on the moments accountant."""
 
     key: ClassVar[str] = "strong-published"
     name: ClassVar[str] = "strong composition as published"
@@ -109,17 +216,17 @@ class PublishedStrong(Strong):
 
 
 class Optimal(_Theorem):
-    """The least epsilon that any theorem can give that knows only each step's (epsilon, delta).
+    """The least epsilon that any theorem can give that knows only the (epsilon, delta) of each step.
 
-    Formal guarantees: the composition of randomised responses, which dominate the steps (Kairouz, Oh and Viswanath 2015),
-    also where the epsilons differ; computed as a privacy loss distribution, from above. How delta is divided between the
-    steps and the theorem is chosen by a normal approximation, within about 1 % of the best: any division is a bound.
+    Formal guarantees: an upper bound: the steps are dominated by randomized responses (Kairouz, Oh and Viswanath 2015), also
+    if their epsilons differ, and these are composed as privacy loss distributions. A normal approximation chooses how delta
+    is divided between the steps and the theorem, within about 1 % of the best; any division gives a bound.
     """
 
     key: ClassVar[str] = "optimal"
     name: ClassVar[str] = "optimal composition"
 
-    def _epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
+    def bound_epsilon(self, events: Tally, delta: float, relation: Relation) -> float:
         pieces = pieces_of(events, relation)
 
         def bounded(each: float, slack: float, composed: Callable[[Singles, float], float]) -> float:
@@ -145,7 +252,7 @@ def _composed_responses(singles: Singles, delta: float) -> float:
 
 
 def _nearly_composed_responses(singles: Singles, delta: float) -> float:
-    """As if the sum of the losses were normal: no bound, but near enough to choose a division of delta by."""
+    """A normal approximation of the sum of losses: not a bound, but good enough to choose a division of delta."""
     mean = math.fsum(count * single * math.tanh(single / 2) for single, count in singles)
     variance = math.fsum(count * (single / math.cosh(single / 2)) ** 2 for single, count in singles)
     return mean - variance / 2 + gdp_epsilon(math.sqrt(variance), delta) if variance > 0 else mean

@@ -1,4 +1,4 @@
-"""Epsilon and delta of composed pairs: choose the grid by the error it makes, compose both directions, take the worse."""
+"""Epsilon and delta of composed pairs: choose the grid by its error, compose both directions, take the worse one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from functools import lru_cache
 
 import numpy as np
 
-from privet.privacy.pld.composition import Curve, compose
-from privet.privacy.pld.dots import Cells, cells_of, span_of
-from privet.privacy.pld.framing import (
-    Target,
+from privet.privacy.pld.composition import (
+    Cells,
+    Curve,
+    CurvePart,
+    Stack,
+    Tilt,
     best_moment,
+    cells_of,
+    compose,
     frame_for,
     renyi_epsilon,
     saddlepoint,
     saddlepoint_log_delta,
+    span_of,
     tilt_towards,
 )
 from privet.privacy.pld.pairs import Array, Pair
-from privet.privacy.pld.stack import Stack, Tilt
 
 Pairs = Sequence[tuple[Pair, int]]
 Grids = list[tuple[Cells, int]]
 
 TOLERANCE = 1e-4
-"""The discretisation error that is aimed at, relative to epsilon: always upwards."""
+"""The target for the discretization error, relative to epsilon; the error always raises epsilon."""
 _DELTA_TOLERANCE = 3e-4
 """The same for delta, relative to delta."""
 _MOST_CELLS = 1 << 20
@@ -36,24 +40,23 @@ _MOST_COMPOSED = 1 << 21
 _FIRST_POINTS = 1 << 17
 _THIN_CELLS = 2048
 _TRUNCATED = 1e-4
-"""The share of delta that is given to truncated tails."""
-
+"""The share of delta for truncated tails."""
 
 _BOTTOMS = tuple(
     -exponent * math.log(10) for exponent in (2.5, 5.5, 8.5, 11.5, 14.5, 20, 30, 45, 70, 100, 150, 220, 305)
 )
-"""ln delta at the lower ends of the bands. All deltas of a band are read from one curve, so that they are in order."""
+"""ln delta at the lower ends of the bands. All deltas of a band are read from one curve, which keeps them in order."""
 _NEAR = 2e-3
-"""So near to the end of a band, relative to epsilon or delta, the neighboring band is asked too."""
+"""Within this distance of the end of a band, relative to epsilon or delta, the neighboring band is used too."""
 _NEAR_ZERO = 0.02
-"""So small an epsilon, relative to that at the lower end of the band, belongs to a delta near delta(0)."""
+"""An epsilon below this share of that at the lower end of the band belongs to a delta near delta(0)."""
 
 
 def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> float:
-    """The least epsilon at `delta` that the composed pairs allow, rounded up by about `tolerance` of it.
+    """The least epsilon of the composed pairs at `delta`, rounded up by about the share `tolerance`.
 
-    Formal guarantees: an upper bound for every grid (connecting the dots is pessimistic; tails count as infinite loss;
-    wrapped mass only adds; rounding is allowed for), so a wrong estimate of the error costs tightness, never privacy.
+    Formal guarantees: an upper bound for every grid: connecting the dots is pessimistic, tails count as infinite loss,
+    wrapped mass only adds, and rounding errors are added. A wrong estimate of the error costs tightness, never privacy.
     """
     pairs = tuple(pairs)
     if not pairs or delta >= 1:
@@ -73,17 +76,17 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
         band = _band(math.log(left))
         if side and (
             _moment_epsilon(pairs, side, left) <= worst
-            # A grid four times as coarse shows already that the other direction is the worse one.
+            # A grid four times as coarse already shows that the other direction is the worse one.
             or _curve(pairs, side, band, 16 * tolerance, False).epsilon(left) <= worst
         ):
             continue
         curve = _curve(pairs, side, band, tolerance, False)
         found = curve.epsilon(left)
         if band + 1 < len(_BOTTOMS) and found > (1 - _NEAR) * curve.epsilon(math.exp(_BOTTOMS[band])):
-            # Near the end of the band: never more than what the next band says of its larger deltas.
+            # Near the end of the band: never more than the next band gives for its larger deltas.
             found = min(found, _curve(pairs, side, band + 1, tolerance, False).epsilon(math.exp(_BOTTOMS[band])))
         if 0 < found <= _NEAR_ZERO * curve.epsilon(math.exp(_BOTTOMS[band])):
-            # Near delta(0) the curve that is exact in delta decides: from delta(0) on epsilon is 0.
+            # Near delta(0) the curve that is sharp in delta decides; from delta(0) on, epsilon is 0.
             found = min(found, _curve(pairs, side, band, TOLERANCE, True).epsilon(left))
             found = 0.0 if _one_side(pairs, np.zeros(1), side, np.zeros(1))[0] <= left else found
         worst = max(worst, found)
@@ -91,9 +94,9 @@ def epsilon_of(pairs: Pairs, delta: float, tolerance: float = TOLERANCE) -> floa
 
 
 def deltas_of(pairs: Pairs, epsilons: Array, *, larger: bool = False) -> tuple[Array, Array]:
-    """Upper bounds of delta at ascending epsilons, in either direction, rounded up by about 3e-4 of it.
+    """Upper bounds of delta at ascending epsilons, in either direction, rounded up by about the share 3e-4.
 
-    The second direction is not resolved below 1e-15; with `larger`, where only the larger of the two matters, not below the
+    The second direction is not resolved below 1e-15; with `larger`, if only the larger of the two matters, not below the
     first one.
     """
     pairs = tuple(pairs)
@@ -106,7 +109,7 @@ def deltas_of(pairs: Pairs, epsilons: Array, *, larger: bool = False) -> tuple[A
         enough = np.zeros(len(epsilons))
         if found:
             enough = found[0] - infinite if larger else np.full(len(epsilons), 1e-15)
-        # Far below the probability of an infinite loss, which is added, nothing has to be told apart.
+        # The probability of an infinite loss is added, so far smaller deltas need not be resolved.
         enough = np.maximum(enough, 1e-4 * infinite)
         bounds = np.full(len(epsilons), infinite)
         if _is_single(pairs):
@@ -119,7 +122,7 @@ def deltas_of(pairs: Pairs, epsilons: Array, *, larger: bool = False) -> tuple[A
 
 
 def _added_up(pairs: Pairs, side: int) -> float:
-    """The total variations of all steps, added up: they bound delta(0), also where the losses are too small for a grid."""
+    """The sum of the total variations of all steps, which bounds delta(0) even if the losses are too small for a grid."""
     zero = np.zeros(1)
     return math.fsum(
         count * (pair.infinite[side] + float(_single_deltas(pair, zero, side)[0])) for pair, count in pairs
@@ -131,9 +134,9 @@ def _is_single(pairs: Pairs) -> bool:
 
 
 def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
-    """The deltas of one use of one pair at ascending epsilons, without any grid: P[L > epsilon] - e^epsilon Q[L > epsilon].
+    """The deltas of one use of one pair at ascending epsilons, without a grid: P[L > epsilon] - e^epsilon Q[L > epsilon].
 
-    Infinite losses are not among a pair's cells. A few units of the last place of the probability are added for rounding.
+    Infinite losses are not included. A few units of the last place of the probability are added for rounding.
     """
     if not len(epsilons):
         return np.zeros(0)
@@ -151,7 +154,7 @@ def _single_deltas(pair: Pair, epsilons: Array, side: int) -> Array:
 
 
 def _single_epsilon(pair: Pair, delta: float, side: int) -> float:
-    """The least epsilon of one use of one pair at `delta`, by bisection, from above."""
+    """An upper bound of the epsilon of one use of one pair at `delta`, by bisection."""
     left = delta - pair.infinite[side]
     if left <= 0:
         return math.inf
@@ -174,7 +177,7 @@ def _single_epsilon(pair: Pair, delta: float, side: int) -> float:
 
 
 def _one_side(pairs: Pairs, epsilons: Array, side: int, enough: Array) -> Array:
-    """One direction's deltas: the curve of each band in which, or nearly in which, one of them lies.
+    """The deltas of one direction, from the curve of each band that contains one of them or is close to one.
 
     A bound that is at most `enough` is not improved.
     """
@@ -198,7 +201,7 @@ def _log(delta: float) -> float:
 
 
 def _moment_epsilon(pairs: Pairs, side: int, delta: float) -> float:
-    """The epsilon that a moment proves on the first grid: soon known, and often enough to see that a side does not matter."""
+    """The epsilon that a moment proves on the first grid: fast, and often enough to see that a side does not matter."""
     tail = _tail_for(pairs, delta)
     stack = _side(_grids(pairs, _rounded(_first_step(pairs, tail)), tail), side)
     left = delta - stack.truncated
@@ -232,7 +235,7 @@ def _infinite(pairs: Pairs, side: int) -> float:
 
 
 def _ceiling(pairs: Pairs) -> float:
-    """The largest loss, for the least delta: finite if every pair's losses are bounded."""
+    """The largest loss, which is finite if the losses of every pair are bounded."""
     spans = [(span_of(pair, 1e-300), count) for pair, count in pairs]
     if not all(span.low_closed and span.high_closed for span, _ in spans):
         return math.inf
@@ -241,9 +244,9 @@ def _ceiling(pairs: Pairs) -> float:
 
 @lru_cache(maxsize=64)
 def _curve(pairs: tuple[tuple[Pair, int], ...], side: int, band: int, tolerance: float, sharp: bool) -> Curve:
-    """The curve of the finite losses in one direction, of which the deltas of `band` are meant to be read.
+    """The curve of the finite losses in one direction, for the deltas of `band`.
 
-    Its error is about `tolerance` of epsilon, or, if `sharp`, about `_DELTA_TOLERANCE` of delta.
+    Its error is about `tolerance` relative to epsilon or, if `sharp`, about `_DELTA_TOLERANCE` relative to delta.
     """
     log_top, log_bottom = (_BOTTOMS[band - 1] if band else 0.0), _BOTTOMS[band]
     tail, unit = _tail_for(pairs, math.exp(log_bottom)), _unit(pairs, side)
@@ -262,13 +265,13 @@ def _curve(pairs: tuple[tuple[Pair, int], ...], side: int, band: int, tolerance:
         step = max(finest, _rounded(_finer(step, wanted / error, order), unit))
     found = _resolve(grids, side, log_top, log_bottom, at)
     while found.epsilon(math.exp(log_bottom)) >= proved and all(cells.divisible for cells, _ in grids):
-        # Too many points to compose, so that only the moment's bound is left: a coarser grid proves more.
+        # There are too many points to compose, so only the moment's bound is left: a coarser grid proves more.
         grids, step = [(cells.coarser, count) for cells, count in grids], 2 * step
         found = found.within(_resolve(grids, side, log_top, log_bottom, at))
     for _ in range(8):
         if step <= finest or not (sharp or _far_below(found, proved, log_top, log_bottom)):
             break
-        # Far below what a moment proves, moments do not tell the error either: compare with a coarser grid.
+        # Far below the bound of a moment, moments do not show the error either: compare with a coarser grid.
         coarse = _resolve([(cells.coarser, count) for cells, count in grids], side, log_top, log_bottom, at)
         excess = _excess(found, coarse, log_top, log_bottom, tolerance, sharp) / (2**order - 1)
         if excess <= 1:
@@ -285,7 +288,7 @@ def _far_below(curve: Curve, proved: float, log_top: float, log_bottom: float) -
 
 
 def _excess(fine: Curve, coarse: Curve, log_top: float, log_bottom: float, tolerance: float, sharp: bool) -> float:
-    """By how much a coarser grid's curve lies above the finer one's, over what is tolerated, in the worst place of the band."""
+    """The largest excess of a coarser grid's curve over the finer one in the band, divided by the tolerance."""
     low, high = max(0.0, fine.epsilon(math.exp(log_top))), fine.epsilon(math.exp(log_bottom))
     if low == math.inf:
         return 0.0
@@ -302,7 +305,7 @@ def _excess(fine: Curve, coarse: Curve, log_top: float, log_bottom: float, toler
 
 
 def _resolve(grids: Grids, side: int, log_top: float, log_bottom: float, at: float) -> Curve:
-    """The curve on one grid: guess where the band lies, compose there, and guess again if that was wrong."""
+    """The curve on one grid: guess where the band is, compose there, and guess again if the guess was wrong."""
     stack, thin = _side(grids, side), _thin(grids, side, at)
     proved = renyi_epsilon(stack.log_moment(at), at, log_bottom)
     tilt = saddlepoint(thin, log_bottom, at)
@@ -311,12 +314,12 @@ def _resolve(grids: Grids, side: int, log_top: float, log_bottom: float, at: flo
     best: Curve | None = None
     reached = math.inf
     for _ in range(5):
-        target = Target(min(low, high), high, log_top, log_bottom)
+        target = CurvePart(min(low, high), high, log_top, log_bottom)
         curve = compose(stack, frame_for(thin, target, tilt.at))
         best = curve if best is None else curve.within(best)
         previous, reached = reached, best.epsilon(math.exp(log_bottom))
         clear = curve.noise(reached) < 1e-3 * math.exp(log_bottom)
-        # A guess that was too high puts the frame where rounding shows or mass wraps around: the answer is a better guess.
+        # If the guess was too high, rounding or wrapped mass spoils the frame: the result is a better guess.
         if not 0 < reached < 0.999 * previous or (reached > 0.9 * high and clear):
             break
         high = reached
@@ -325,7 +328,7 @@ def _resolve(grids: Grids, side: int, log_top: float, log_bottom: float, at: flo
 
 
 def _upper_end(thin: Stack, tilt: Tilt, log_top: float, log_bottom: float) -> float:
-    """An epsilon below which the deltas of a band do not lie, from the lower end's tilt, as if the loss were normal there."""
+    """A lower bound for the epsilons of a band, from the tilt of its lower end, as if the loss were normal there."""
     spread = max(tilt.deviation, thin.step)
     way = 1 - 2 * (log_top - log_bottom) / (tilt.at * spread) ** 2
     low = tilt.mean - 1.3 * tilt.at * spread**2 * (1 - math.sqrt(max(way, 0.0)))
@@ -336,7 +339,7 @@ def _upper_end(thin: Stack, tilt: Tilt, log_top: float, log_bottom: float) -> fl
 
 
 def _grids(pairs: Pairs, step: float, tail: float) -> Grids:
-    # Blocks of about a sixtieth of the longest grid, a power of two: so often can the grids be made coarser.
+    # Blocks are powers of two, about a sixtieth of the longest grid, so that the grids can be made coarser.
     block = max(4, 1 << max(0, math.floor(math.log2(_widest(pairs, tail) / step / 64 + 1))))
     return [(cells_of(pair, step, tail, block), count) for pair, count in pairs]
 
@@ -346,7 +349,7 @@ def _side(grids: Grids, side: int) -> Stack:
 
 
 def _thin(grids: Grids, side: int, at: float = 0.0) -> Stack:
-    """Coarser grids on which to look for a tilt: the same step for all, and nearly the same moment at `at` as the given ones."""
+    """Coarser grids on which to search for a tilt: one step for all, and nearly the same moment at `at`."""
     stack = _side(grids, side)
     moment = stack.log_moment(at) if at else 0.0
     while max(len(cells.p) for cells, _ in grids) > _THIN_CELLS and all(cells.divisible for cells, _ in grids):
@@ -359,7 +362,7 @@ def _thin(grids: Grids, side: int, at: float = 0.0) -> Stack:
 
 
 def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
-    """By how much the grid raises epsilon, and with which power of the step, from grids two and four times as coarse."""
+    """How much the grid raises epsilon, and with which power of the step, from grids two and four times as coarse."""
     coarse = [(cells.coarser, count) for cells, count in grids]
     coarsest = [(cells.coarser, count) for cells, count in coarse]
     one, two, four = (_side(level, side).log_moment(at) for level in (grids, coarse, coarsest))
@@ -370,13 +373,13 @@ def _error(grids: Grids, side: int, at: float) -> tuple[float, float]:
 
 
 def _finer(step: float, share: float, order: float) -> float:
-    # On the way from a first-order to a second-order error the order grows: expect it to be nearer to two.
+    # The order grows from one to two as the step falls: expect it to be nearer to two.
     return step * max(1 / 16, 0.9 * math.pow(share, 2 / (order + 2)))
 
 
 def _tail_for(pairs: Pairs, delta: float) -> float:
-    # Not less than is needed: losses too rare to matter for delta would still dominate the moments.
-    # A power of two, so that the cells of one run are found again in the cache as the run goes on.
+    # Not smaller than needed: losses too rare to matter for delta would still dominate the moments.
+    # A power of two, so that the cells of a run are found in the cache as the run goes on.
     steps = sum(count for _, count in pairs)
     return math.exp2(math.floor(math.log2(max(_TRUNCATED * delta / steps, 1e-300))))
 
@@ -387,18 +390,18 @@ def _widest(pairs: Pairs, tail: float) -> float:
 
 
 def _first_step(pairs: Pairs, tail: float) -> float:
-    # The sum of T losses is about sqrt T cells wide for each cell of one loss: a grid too fine to compose proves little.
+    # The sum of T losses is about sqrt(T) times as wide as one loss: a grid too fine to compose proves little.
     steps = sum(count for _, count in pairs)
     return _widest(pairs, tail) / max(_FEWEST_CELLS, min(_FIRST_CELLS, _FIRST_POINTS / math.sqrt(steps)))
 
 
 def _least_step(stack: Stack, log_delta: float) -> float:
-    """The step with which a frame that resolves delta has about as many points as are composed."""
+    """The step at which a frame that resolves delta has about as many points as can be composed."""
     return 2 * (math.sqrt(-2 * log_delta) + 6) * stack.tilt(0.0).deviation / _MOST_COMPOSED
 
 
 def _unit(pairs: Pairs, side: int) -> float:
-    """The largest loss, if there is one kind of pair and its losses are bounded: on a grid that holds it, it is exact."""
+    """The largest loss, if there is one kind of pair with bounded losses: a grid that contains it is exact there."""
     if len(pairs) > 1:
         return 0.0
     span = span_of(pairs[0][0], 1e-300)
@@ -406,7 +409,7 @@ def _unit(pairs: Pairs, side: int) -> float:
 
 
 def _rounded(step: float, unit: float = 0.0) -> float:
-    """Down to a power of sqrt 2, for the cache; or to a part of `unit`: 1/1, 1/2, 1/4, 1/6, 1/8, 1/12, 1/16, ..."""
+    """Round a step down to a power of sqrt(2), for the cache, or to 1/1, 1/2, 1/4, 1/6, 1/8, 1/12, 1/16, ... of `unit`."""
     if not 0 < step < unit:
         return math.exp2(math.floor(2 * math.log2(step) + 1e-9) / 2)
     power = math.exp2(math.floor(math.log2(unit / step)))

@@ -1,0 +1,177 @@
+"""`privet methods`, `privet recipes` and `privet attacks`: what there is, from the registries."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from privet.cli.program import AsJson, echo, verb
+from privet.cli.records import Plugins, completing, load_plugins, recipe_names
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Aligned columns; on a terminal the last one is wrapped."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    before = sum(widths) + 2 * len(widths)
+    left = max(30, shutil.get_terminal_size().columns - before) if sys.stdout.isatty() else sys.maxsize
+    lines = []
+    for row in rows:
+        first, *others = textwrap.wrap(row[-1], left) or [""]
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines += ["  ".join([*cells, first]).rstrip(), *(" " * before + other for other in others)]
+    return "\n".join(lines)
+
+
+def _method_keys() -> list[str]:
+    from privet.methods import METHODS
+
+    return list(METHODS)
+
+
+@verb("methods", "privet methods residual")
+def methods(
+    key: Annotated[
+        str | None, typer.Argument(help="A method: its settings are listed.", autocompletion=completing(_method_keys))
+    ] = None,
+    plugins: Plugins = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a Markdown page.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or the settings of one with type, default and meaning."""
+    load_plugins(plugins)
+    from privet.methods import METHODS, method_named, settings_of
+
+    if key is None:
+        facts = [
+            {
+                "key": name,
+                "makes": method.makes,
+                "title": method.title,
+                "noise": method.noise_is,
+                "proof": method.proof,
+                "source": method.source,
+            }
+            for name, method in METHODS.items()
+        ]
+        if as_json:
+            echo(json.dumps(facts, indent=1))
+            return
+        if markdown:
+            echo(table_of_methods())
+            return
+        echo(_table([("key", "makes", "title"), *((f["key"], f["makes"], f["title"]) for f in facts)]))
+        echo("\nprivet methods KEY lists the settings of a method.")
+        return
+    method = method_named(key)
+    settings = settings_of(method)
+    if as_json:
+        echo(json.dumps([dataclasses.asdict(one) for one in settings], indent=1))
+        return
+    echo(f"{method.title}. Makes {'a model' if method.makes == 'model' else 'data'}.")
+    for name, said in (("Source", method.source), ("Noise", method.noise_is), ("Proof", method.proof)):
+        if said:
+            echo(f"{name}: {said}")
+    echo("")
+    rows = [("setting", "type", "default", "meaning")]
+    rows += [(one.name, one.kind, _shown(one.default), one.meaning) for one in settings]
+    echo(_table(rows))
+    echo("\nGive one with --set NAME=VALUE. A default of - follows from the records or the recipe when the run starts.")
+
+
+def table_of_methods() -> str:
+    """The methods as a Markdown table; variants of one class share a line."""
+    from privet.methods import METHODS, Method
+
+    lines: dict[type[Method], list[str]] = {}
+    for key, method in METHODS.items():
+        lines.setdefault(type(method), []).append(key)
+    rows = ["| method | makes | where the noise is | what is proved | source |", "|---|---|---|---|---|"]
+    for kind, named in lines.items():
+        makes = METHODS[named[0]].makes
+        rows.append(f"| {_together(named)} | {makes} | {kind.noise_is} | {kind.proof} | {kind.source or 'Privet'} |")
+    return "\n".join(rows)
+
+
+def table_of_settings(key: str) -> str:
+    """The settings of a method as a Markdown table."""
+    from privet.methods import method_named, settings_of
+
+    rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    rows += [
+        f"| `{one.name}` | {one.kind} | {_shown(one.default)} | {one.meaning} |"
+        for one in settings_of(method_named(key))
+    ]
+    return "\n".join(rows)
+
+
+def _together(keys: Sequence[str]) -> str:
+    """Keys as code; of one that begins as the first does, only the rest."""
+    first = keys[0]
+    rest = ", ".join(f"`{key.removeprefix(first)}`" for key in keys[1:])
+    return f"`{first}` ({rest})" if rest else f"`{first}`"
+
+
+def _shown(default: Any) -> str:
+    return "-" if default in (None, "") else str(default).lower() if isinstance(default, bool) else f"{default}"
+
+
+@verb("recipes", "privet recipes mnist-scattering")
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe: its settings are listed.", autocompletion=recipe_names)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes, or the settings of one and where each came from."""
+    from privet.methods import recipe
+
+    if name is None:
+        found = [recipe.load(each) for each in recipe.names()]
+        if as_json:
+            echo(json.dumps([{"name": r.name, "title": r.title, "data": r.data} for r in found], indent=1))
+            return
+        echo(_table([("name", "data", "title"), *((r.name, r.data, r.title) for r in found)]))
+        return
+    chosen = recipe.load(name)
+    if as_json:
+        echo(json.dumps(dataclasses.asdict(chosen), indent=1))
+        return
+    echo(f"{chosen.title}\n{chosen.why}\nModel: {chosen.model.name} {chosen.model.arguments or ''}\n")
+    names = sorted({*chosen.settings, *(key for row in chosen.budgets for key in row)} - {"epsilon"})
+    rows = [("setting", *(f"at {epsilon:g}" for epsilon in chosen.epsilons), "where it came from")]
+    for each in names:
+        values = [chosen.settings | row for row in chosen.budgets]
+        cells = (f"{value[each]:g}" if each in value else "-" for value in values)
+        rows.append((each, *cells, f"{chosen.origins[each].source}: {chosen.origins[each].note}"))
+    echo(_table(rows))
+
+
+@verb("attacks", "privet attacks")
+def attacks(plugins: Plugins = None, as_json: AsJson = False) -> None:
+    """List the attacks with their settings."""
+    load_plugins(plugins)
+    from privet.attacks import attack_named, attack_names
+
+    found: list[dict[str, Any]] = []
+    for key in attack_names():
+        attack: Any = attack_named(key)
+        settings = {
+            f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.name not in ("key", "title")
+        }
+        found.append({"key": key, "title": attack.title, "settings": settings})
+    if as_json:
+        echo(json.dumps(found, indent=1, default=str))
+        return
+    rows = [("key", "title", "settings")]
+    rows += [(f["key"], f["title"], " ".join(f"{n}={v}" for n, v in f["settings"].items())) for f in found]
+    echo(_table(rows))
+    echo(
+        "\nGive a setting with --set NAME=VALUE. privet attack RUN --attack inversion draws a picture of each class instead."
+    )

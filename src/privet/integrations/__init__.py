@@ -1,0 +1,1 @@
+"""Bridges to other libraries, one file each. The core never imports them; most need an extra of their own."""

@@ -1,0 +1,150 @@
+"""Results as CSV, LaTeX and pandas: rows of plain values, in which figures from private records without noise are marked.
+
+A column whose name begins with ``internal`` was computed from private records without noise. A file with such a column can be
+read by its owner alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privet.errors import InputError
+from privet.io import write_whole
+
+if TYPE_CHECKING:
+    from privet.report.record import RunRecord
+
+INTERNAL = "internal"
+SUFFIXES = (".csv", ".tex")
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+}
+
+
+def check_suffix(path: Path) -> None:
+    """Raise for a file of results in a format that is not known, before anything is run."""
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"--export writes {' and '.join(SUFFIXES)} files, and {path} is neither.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file with --export.")
+
+
+def export(rows: Sequence[Mapping[str, Any]], path: Path, caption: str = "") -> Path:
+    """Write rows of results as a CSV file or a LaTeX table, by the ending of the name; nested values become columns."""
+    check_suffix(path)
+    flat = [flattened(row) for row in rows]
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    text = _csv(flat, columns) if path.suffix == ".csv" else _latex(flat, columns, caption)
+    is_internal = any(name.startswith(INTERNAL) for name in columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_whole(path, text.encode(), mode=0o600 if is_internal else 0o644)
+
+
+def flattened(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested mappings as columns with joined names; lists of plain values as text; other lists are left out."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        name = f"{before}_{name}" if before else str(name)
+        if isinstance(value, Mapping):
+            found |= flattened(value, name)
+        elif isinstance(value, list | tuple):
+            if value and all(isinstance(item, str | int | float) for item in value):
+                found[name] = "; ".join(map(str, value))
+        else:
+            found[name] = value
+    return found
+
+
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The rows as a frame of pandas."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise InputError("A frame needs pandas: install it with 'pip install privet[pandas]'.") from None
+    return pandas.DataFrame([flattened(row) for row in rows])
+
+
+def run_facts(record: RunRecord, folder: Path | None = None) -> dict[str, Any]:
+    """A run as one row; with its folder also what the ledger there says."""
+    spent = record.spent(record.open_ledger(folder)).to_dict() if folder is not None else {}
+    inside: dict[str, Any] = {
+        "test_accuracy": record.test_accuracy,
+        "training_accuracy": record.training_accuracy,
+        "attacks": {one.key: {"auc": one.auc, "low": one.low, "high": one.high} for one in record.attacks},
+        "figures": record.internal,
+    }
+    utility, error = record.released_utility, record.released_error
+    return {
+        "title": record.title,
+        "method": record.how.key or record.method,
+        "created": record.created,
+        "data": record.data.name,
+        "training_records": record.data.training_records,
+        "unit": record.data.unit,
+        "delta": record.delta,
+        **spent,
+        "seeded": record.seeded,
+        "seconds": record.seconds,
+        "accuracy": utility.accuracy if utility else None,
+        "accuracy_low": utility.low if utility else None,
+        "accuracy_high": utility.high if utility else None,
+        "error": error.error if error else None,
+        "error_low": error.low if error else None,
+        "error_high": error.high if error else None,
+        "error_of_constant": error.constant if error else None,
+        **(inside if record.data.public else {INTERNAL: inside}),
+    }
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula is quoted; it may come from somebody else's record."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def _latex(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> str:
+    """A table for the package booktabs; columns without any value are left out."""
+    used = [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
+    lines = [
+        "% Needs \\usepackage{booktabs}.",
+        "\\begin{table}",
+        *([f"\\caption{{{_escaped(caption)}}}"] if caption else []),
+        f"\\begin{{tabular}}{{{'l' * len(used)}}}",
+        "\\toprule",
+        f"{' & '.join(_escaped(name.replace('_', ' ')) for name in used)} \\\\",
+        "\\midrule",
+        *(f"{' & '.join(_shown(row.get(name)) for name in used)} \\\\" for row in rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+        "\\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else f"${'-' if value < 0 else ''}\\infty$"
+    return _escaped(str(value))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[\\~^&%$#_{}]", lambda found: _SPECIAL[found[0]], " ".join(text.split()))

@@ -1,0 +1,247 @@
+"""A finished comparison: the rows with their runs, the cost of all of them together, and the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, PackageLoader
+from markupsafe import Markup
+
+from privet.attacks.result import AttackResult, Interval, Rate
+from privet.audit import Audit
+from privet.errors import InputError, PrivetError
+from privet.io import build, check_inside, from_json, read_text, write_whole
+from privet.io.names import LEDGER
+from privet.privacy import Ledger, Spent, Together
+from privet.privacy.spent import round_up
+from privet.report import OtherRun, RunRecord, figures, renew, words
+from privet.report.others import distinct, find_others, of_folder, together
+from privet.report.page import environment
+from privet.report.statement import accuracy_interval, standing
+from privet.runs.job import Job, Row
+
+FILE, PAGE = "compare.json", "report.html"
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """A row with what its run measured; without a run where the method failed or was left out."""
+
+    row: Row
+    record: RunRecord | None = None
+    spent: Spent | None = None
+
+    @property
+    def standing(self) -> words.Standing | None:
+        if self.record is None or self.spent is None:
+            return None
+        return standing(self.record, self.spent)
+
+    @property
+    def holds(self) -> bool:
+        """Whether its statement is more than a claim and promises something."""
+        return self.standing is not None and self.standing.protects
+
+    @property
+    def interval(self) -> Interval | None:
+        return accuracy_interval(self.record) if self.record is not None else None
+
+    @property
+    def audit(self) -> Audit | None:
+        """One that refutes the statement, or else the last one, which is of the whole training where there is one."""
+        audits = self.record.audits if self.record is not None else ()
+        return next((audit for audit in audits if audit.refuted), audits[-1] if audits else None)
+
+    @property
+    def whole_audit(self) -> bool:
+        """Whether that audit is of the whole run, to 1 % of its epsilon: the bound for a step says nothing of all steps."""
+        if self.audit is None or self.spent is None:
+            return False
+        return math.isclose(self.audit.claimed_epsilon, self.spent.epsilon, rel_tol=0.01)
+
+    @property
+    def lowest_rate(self) -> Rate | None:
+        return self.record.attack.rates[0] if self.record is not None and self.record.attack else None
+
+    def facts(self) -> dict[str, Any]:
+        """The row as plain data; figures from private records without noise are under "internal"."""
+        found: dict[str, Any] = dataclasses.asdict(self.row)
+        if self.record is None or self.spent is None:
+            return found
+        public, utility = self.record.data.public, self.record.released_utility
+        inside: dict[str, Any] = found if public else {}
+        found |= {
+            "accuracy": utility.accuracy if utility else None,
+            "spent": self.spent.to_dict(),
+            "statement": str(self.spent),
+        }
+        if utility is None:
+            inside["accuracy"] = self.record.accuracy
+        if self.record.attack is not None:
+            inside["attack"] = _figures(self.record.attack)
+            inside["attacks"] = [_figures(attack) for attack in self.record.attacks]
+        found["audit"] = self.audit.to_dict() if self.audit is not None else None
+        if not public:
+            found["internal"] = inside
+        return found
+
+
+def _figures(attack: AttackResult) -> dict[str, Any]:
+    rates = {f"{rate.fpr:g}": rate.tpr for rate in attack.rates}
+    return {
+        "key": attack.key,
+        "name": attack.name,
+        "auc": attack.auc,
+        "low": attack.low,
+        "high": attack.high,
+        "tpr_at": rates,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A comparison that is over."""
+
+    job: Job
+    outcomes: tuple[Compared, ...]
+    together: Together | None
+    """What all runs cost as a whole, those found beside the comparison included: whoever chooses among them spends this."""
+    beside: tuple[str, ...] = ()
+    """The names of the runs on the same records that were found beside the comparison."""
+
+    @property
+    def best(self) -> Compared | None:
+        """The most accurate of those whose statement holds."""
+        sound = [outcome for outcome in self.outcomes if outcome.holds]
+        return max(sound, key=lambda outcome: (outcome.record and outcome.record.accuracy) or 0.0, default=None)
+
+    @property
+    def internal_mode(self) -> int:
+        """Of the files of the comparison, which show what was computed from the records."""
+        modes = [outcome.record.internal_mode for outcome in self.outcomes if outcome.record is not None]
+        return min(modes, default=0o600)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "job": dataclasses.asdict(self.job),
+            "together": str(self.together) if self.together is not None else None,
+            "rows": [outcome.facts() for outcome in self.outcomes],
+        }
+
+
+def finish(
+    job: Job, out: Path, rows: Sequence[Row], left_out: Mapping[str, str], fingerprints: Sequence[str]
+) -> Comparison:
+    """Count every run of the comparison in the card of every other, and write `compare.json`."""
+    all_runs = _runs(out)
+    before = distinct([run for mark in fingerprints for run in find_others(out, mark)])
+    for row in rows:
+        if row.state == "done":
+            _count(out / row.method, distinct([*before, *all_runs]))
+    rows = [*rows, *(Row(key, key, "left out", reason) for key, reason in left_out.items())]
+    result = _comparison(job, rows, out)
+    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(out / FILE, f"{text}\n".encode(), mode=result.internal_mode)
+    return result
+
+
+def read_result(out: Path) -> Comparison:
+    """A comparison that is over, from its folder: the rows of `compare.json`, and the runs that they name."""
+    check_inside(out)
+    if not (out / FILE).exists():
+        raise InputError(f"{out}: this comparison is not over; call privet compare again to go on.")
+    try:
+        plain = from_json(read_text(out / FILE), 1 << 63)
+        known = {field.name for field in dataclasses.fields(Row)}
+        rows = [build(Row, {name: value for name, value in row.items() if name in known}) for row in plain["rows"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{out / FILE} is damaged ({error}); call privet compare again.") from None
+    for row in rows:
+        # A row that was sent to us must not be able to point at our other folders.
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", row.method):
+            raise InputError(f"{out / FILE} is damaged: {row.method[:100]!r} is no method.")
+    return _comparison(Job.read(out), rows, out)
+
+
+def _outcome(row: Row, out: Path) -> Compared:
+    if row.state != "done":
+        return Compared(row)
+    record = RunRecord.read(out / row.method)
+    return Compared(row, record, record.spent(record.open_ledger(out / row.method)))
+
+
+def _runs(out: Path) -> tuple[OtherRun, ...]:
+    """Everything in the folder that has a ledger: also what failed or was stopped has used the records."""
+    found: list[OtherRun] = []
+    for path in sorted(out.glob(f"*/{LEDGER}")):
+        try:
+            if Ledger.open(path, read_only=True).used:  # a run that failed before its first release used nothing
+                found += of_folder(path.parent)[:1]
+        except PrivetError:
+            continue  # its first line was never written: nothing was used
+    return distinct(found)
+
+
+def _count(folder: Path, everybody: Sequence[OtherRun]) -> None:
+    record, own = RunRecord.read(folder), of_folder(folder)[0]
+    others = tuple(run for run in everybody if run.identity != own.identity)
+    if others != record.others:
+        dataclasses.replace(record, others=others).write(folder)
+        renew(folder)
+
+
+def _comparison(job: Job, rows: Sequence[Row], out: Path) -> Comparison:
+    outcomes = tuple(_outcome(row, out) for row in rows)
+    first = next((outcome for outcome in outcomes if outcome.record is not None), None)
+    if first is None or first.record is None:
+        return Comparison(job, outcomes, None)
+    own = {run.identity for run in _runs(out)}
+    beside = tuple(run.name for run in first.record.others or () if run.identity not in own)
+    ledger = first.record.open_ledger(out / first.row.method)
+    return Comparison(job, outcomes, together(first.record, ledger), beside)
+
+
+def write_comparison(result: Comparison, out: Path) -> Path:
+    """Write `report.html`, whole or not at all; made again, it has the same bytes."""
+    return write_whole(out / PAGE, render_comparison(result).encode(), mode=result.internal_mode)
+
+
+def render_comparison(result: Comparison) -> str:
+    made = environment()
+    made.loader = ChoiceLoader([PackageLoader("privet.runs"), PackageLoader("privet.report")])
+    done = [outcome for outcome in result.outcomes if outcome.record is not None]
+    return made.get_template("compare.html.j2").render(
+        job=result.job,
+        outcomes=result.outcomes,
+        done=done,
+        others=[outcome for outcome in result.outcomes if outcome.record is None],
+        record=done[0].record if done else None,
+        best=result.best,
+        epsilon=round_up(result.job.epsilon),
+        together=str(result.together) if result.together is not None else "",
+        beside=result.beside,
+        figure=Markup(figures.accuracies([_drawn(outcome) for outcome in done])) if done else "",
+        few=any(outcome.lowest_rate and not _resolved(outcome) for outcome in done),
+        resolved=_resolved,
+        command=shlex.join(result.job.command),
+    )
+
+
+def _resolved(outcome: Compared) -> bool:
+    attack = outcome.record.attack if outcome.record else None
+    return attack is not None and attack.resolves(attack.rates[0])
+
+
+def _drawn(outcome: Compared) -> figures.MethodAccuracy:
+    record, interval = outcome.record, outcome.interval
+    assert record is not None and record.accuracy is not None
+    low, high = (interval.low, interval.high) if interval is not None else (record.accuracy, record.accuracy)
+    return figures.MethodAccuracy(outcome.row.title, record.accuracy, low, high, outcome.holds)

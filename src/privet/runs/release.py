@@ -1,0 +1,155 @@
+"""What may leave the building: the artificial examples, a card that says what they are, and the ledger behind it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privet import data
+from privet.attacks.pictures import draw_samples
+from privet.data import Categorical, Numeric, Schema
+from privet.data.idx import write_idx
+from privet.errors import InputError
+from privet.io import sync_folder, write_whole
+from privet.methods.synthetic import Synthetic
+from privet.report import SyntheticSummary, write_card
+
+FOLDER, STAGED = "release", ".release"
+CARD = "README.md"
+LEDGER = "ledger.jsonl"
+TABLE = "train.csv"
+SCHEMA = "schema.json"
+ARRAYS = "synthetic.npz"
+PICTURE = "samples.png"
+SAMPLES = 8
+"""So many rows of a table are shown on the page."""
+
+
+def write_release(
+    folder: Path,
+    made: Synthetic,
+    classes: int,
+    schema: Schema | None,
+) -> SyntheticSummary:
+    """Write what becomes ``folder/release``; it holds nothing but post-processing of what the ledger accounts for.
+
+    `publish_release` puts it there with its card, which is made from the run's record: a release is complete or absent.
+
+    Images go into `synthetic.npz` (images, labels and, where a teacher gave them, soft labels), and gray ones into the
+    two IDX files of MNIST as well; rows of a table into `train.csv` with the columns of the original, with its schema.
+    """
+    release = folder / STAGED
+    shutil.rmtree(release, ignore_errors=True)
+    release.mkdir(parents=True)
+    if schema is not None:
+        write_whole(release / TABLE, table(made, schema).encode(), mode=0o644)
+        text = json.dumps(schema_content(schema), indent=1, ensure_ascii=False)
+        write_whole(release / SCHEMA, f"{text}\n".encode(), mode=0o644)
+        files = [TABLE, SCHEMA]
+    else:
+        files = _arrays(release, made)
+    shutil.copyfile(folder / LEDGER, release / LEDGER)
+    for file in release.iterdir():
+        file.chmod(0o644)  # to be read by everybody, whatever the mask of this process
+    names = tuple(f"{FOLDER}/{name}" for name in (*files, LEDGER, CARD))
+    counts = tuple(torch.bincount(made.labels, minlength=classes).tolist())
+    if schema is not None:
+        columns, *samples = csv.reader(io.StringIO(table(made, schema)))
+        return SyntheticSummary(
+            len(made.labels), names, "", tuple(columns), tuple(map(tuple, samples[:SAMPLES])), counts
+        )
+    picture = draw_samples(folder / PICTURE, made.inputs, made.labels) if made.inputs.ndim == 4 else None
+    return SyntheticSummary(len(made.labels), names, picture.name if picture else "", counts=counts)
+
+
+def publish_release(folder: Path) -> None:
+    """Put a release that was written in its place, with its card; nothing if there is none."""
+    staged = folder / STAGED
+    if staged.is_dir():
+        said = write_card(folder).read_bytes()
+        write_whole(staged / CARD, said, mode=0o644)
+        staged.rename(folder / FOLDER)
+        sync_folder(folder)
+
+
+def read_release(folder: Path) -> Tensor:
+    """The artificial inputs of a run folder, as a network takes them."""
+    release = folder / FOLDER
+    if (release / TABLE).exists():
+        return data.load(f"csv:{release / TABLE}", schema=release / SCHEMA).train.tensors[0]
+    try:
+        with np.load(release / ARRAYS) as arrays:
+            return data.as_float(torch.from_numpy(arrays["inputs"]))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        raise InputError(f"{release / ARRAYS}: the artificial data cannot be read; run the command again.") from None
+
+
+def _arrays(release: Path, made: Synthetic) -> list[str]:
+    arrays = {"inputs": _pixels(made.inputs), "labels": made.labels.numpy()}
+    if made.soft is not None:
+        arrays["soft"] = made.soft.numpy().astype(np.float32)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_whole(release / ARRAYS, buffer.getvalue(), mode=0o644)
+    files = [ARRAYS]
+    if made.inputs.ndim == 4 and made.inputs.shape[1] == 1:
+        write_idx(release / "train-images-idx3-ubyte", arrays["inputs"])
+        write_idx(release / "train-labels-idx1-ubyte", made.labels.numpy().astype(np.uint8))
+        files += ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
+    return files
+
+
+def _pixels(inputs: Tensor) -> NDArray[np.generic]:
+    """Images as bytes, without the channel where there is one only; vectors as they are."""
+    if inputs.ndim != 4:
+        return inputs.numpy()
+    whole = (inputs * 255).round().clamp(0, 255).byte().numpy()
+    return whole[:, 0] if whole.shape[1] == 1 else whole
+
+
+def table(made: Synthetic, schema: Schema) -> str:
+    """The examples as CSV with the schema's columns in their order.
+
+    Numbers are scaled back to their bounds, and rounded where the schema says that they are whole;
+    of a categorical column the likeliest category is taken.
+    """
+    rows = made.inputs.flatten(1)
+    columns: dict[str, list[str]] = {schema.label: [schema.classes[label] for label in made.labels.tolist()]}
+    start = 0
+    for column in schema.features:
+        part = rows[:, start : start + len(column.inputs)]
+        start += len(column.inputs)
+        columns[column.name] = _cells(part, column)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    names = [column.name for column in schema.columns]
+    writer.writerow(names)
+    writer.writerows(zip(*(columns[name] for name in names), strict=True))
+    return buffer.getvalue()
+
+
+def _cells(part: Tensor, column: Numeric | Categorical) -> list[str]:
+    if isinstance(column, Categorical):
+        return [column.categories[code] for code in part.argmax(1).tolist()]
+    values = column.low + part[:, 0].double().clamp(0, 1) * (column.high - column.low)
+    return [str(round(value)) if column.whole else f"{value:.6g}" for value in values.tolist()]
+
+
+def schema_content(schema: Schema) -> dict[str, object]:
+    """The schema as `privet.data.read_schema` reads it; columns that were ignored are not in the release."""
+    columns = {
+        column.name: {"low": column.low, "high": column.high, "whole": column.whole}
+        if isinstance(column, Numeric)
+        else {"categories": list(column.categories)}
+        for column in schema.columns
+    }
+    return {"label": schema.label, "columns": columns}
