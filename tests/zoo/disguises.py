@@ -410,7 +410,10 @@ MASKS = ("gathered mask", "additive mask", "expanded mask", "rotary positions")
 
 DISGUISES: list[Trap] = [
     *(
-        Trap(name, "disguise", around(operation), cross_entropy, rows, norm=None, fate="even size" not in name)
+        Trap(
+            name, "disguise", around(operation), cross_entropy, rows, norm=None, fate="even size" not in name,
+            draws="coin" in name,
+        )
         for name, operation in HIDDEN.items()
     ),
     Trap("only from the second call on", "disguise", lambda: around(Every())(), cross_entropy, rows, steps=3, bites=False),

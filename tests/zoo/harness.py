@@ -135,6 +135,8 @@ class Trap:
         fate: whether a refusal that one record decides counts as wrong.
         alone: the batch that is drawn holds this record only; its neighbor holds nobody.
         slack: how far above C the change may be, in C, where gradients are kept in half precision.
+        draws: it draws random numbers for the records in order. Without one record the others get other numbers, which is no
+            leak: where each record is evaluated alone, neighbors are compared by `replace`.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Trap:
     fate: bool = True
     alone: int | None = None
     slack: float = SLACK
+    draws: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}"

@@ -311,6 +311,14 @@ OPERATIONS: dict[str, Operation] = {
 }  # fmt: skip
 
 
+DRAWN = {
+    "random numbers in order", "random numbers, summed up", "a random order", "a random order by multinomial",
+    "random numbers in order, transposed", "coins with a probability for each place", "dropout of a range",
+    "normal numbers with a mean for each place", "Dropout1d transposed",
+}  # fmt: skip
+"""The operations that draw random numbers for the records."""
+
+
 def _autocast(h: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return h - (h @ torch.eye(WIDTH)).float().mean(0)
@@ -594,7 +602,7 @@ LATE: list[Trap] = [
     *(
         Trap(
             name, "late", around(lambda h, f=f: f(h) if Switch.on else h), cross_entropy, rows, body=late(), norm=0.05, steps=2,
-            bites=False, allowed=SAFE | {Outcome.CRASHED}, fate=False,
+            bites=False, allowed=SAFE | {Outcome.CRASHED}, fate=False, draws=name in DRAWN,
         )
         for name, f in OPERATIONS.items()
     ),
