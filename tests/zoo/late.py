@@ -32,9 +32,17 @@ from tests.zoo.parts import (
 )
 
 _TABLE = 3 * torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1))
-_KEPT = torch.zeros(FEATURES)
-"""A constant that exists before the loop."""
-_COMPLEX = torch.zeros(FEATURES, dtype=torch.complex64)
+
+
+class Kept:
+    """Constants that exist before the loop, new for every run: one that an earlier run wrote into would be refused for that."""
+
+    real = torch.zeros(FEATURES)
+    complex = torch.zeros(FEATURES, dtype=torch.complex64)
+
+    @classmethod
+    def renew(cls) -> None:
+        cls.real, cls.complex = torch.zeros_like(cls.real), torch.zeros_like(cls.complex)
 
 
 class Switch:
@@ -52,8 +60,7 @@ def late(
     """A loop that changes the batch, something before the backward pass, or something after the step, from the second step on."""
 
     def body(run: Run) -> None:
-        _KEPT.zero_()
-        _COMPLEX.zero_()
+        Kept.renew()
         for batch in run.private.batches():
             Switch.on = run.private.steps_done >= 1
             run.optimizer.zero_grad()
@@ -232,16 +239,29 @@ def _imag(h: Tensor) -> Tensor:
 
 
 def _complex_constant(run: Run, batch: Batch) -> Batch:
-    _COMPLEX.real = batch[0].mean(0)
-    return batch[0] - _COMPLEX.real, batch[1]
+    Kept.complex.real = batch[0].mean(0)
+    return batch[0] - Kept.complex.real, batch[1]
 
 
 def _through_data(run: Run, batch: Batch) -> None:
     batch[0].data.copy_(batch[0].flip(0))
 
 
-def _constant_through_data(run: Run, batch: Batch) -> None:
-    _KEPT.data.copy_(batch[0].mean(0))
+WRITTEN: dict[str, Change] = {
+    "itself": lambda run, batch: Kept.real.copy_(batch[0].mean(0)),
+    ".data": lambda run, batch: Kept.real.data.copy_(batch[0].mean(0)),
+    "detach": lambda run, batch: Kept.real.detach().copy_(batch[0].mean(0)),
+    "a view": lambda run, batch: Kept.real.view(-1).copy_(batch[0].mean(0)),
+    "a view of .data": lambda run, batch: Kept.real.data.view(-1)[:].add_(batch[0].mean(0)),
+    "_foreach": lambda run, batch: torch._foreach_add_([Kept.real.detach()], [batch[0].mean(0)]),
+    "setitem": lambda run, batch: Kept.real.__setitem__(slice(None), batch[0].mean(0)),
+}
+"""Ways to write a statistic of the batch into a constant."""
+
+
+def _scaled(model: nn.Module, batch: Batch) -> Tensor:
+    """A loss that uses the constant."""
+    return F.cross_entropy(model(batch[0] * (1 + Kept.real)), batch[1])
 
 
 def _random_rows(h: Tensor) -> Tensor:
@@ -422,8 +442,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 def _paused_constant(run: Run, batch: Batch) -> Batch:
     with run.private.paused():
-        _KEPT.copy_(batch[0].mean(0))
-    return batch[0] - _KEPT, batch[1]
+        Kept.real.copy_(batch[0].mean(0))
+    return batch[0] - Kept.real, batch[1]
 
 
 def _paused_training(run: Run, batch: Batch) -> None:
@@ -619,9 +639,10 @@ LATE: list[Trap] = [
     _loop("a TorchDispatchMode around the loop", late(around_it=_DispatchMode)),
     _loop("a complex constant, by z.real", late(before=_complex_constant)),
     _loop("x.data overwritten after the forward pass", late(between=_through_data), model=straight),
-    _loop(
-        "a constant's .data overwritten after the forward pass", late(between=_constant_through_data),
-        loss=lambda model, batch: F.cross_entropy(model(batch[0] * (1 + _KEPT)), batch[1]),
+    *(
+        _loop(f"a constant overwritten through {name}, {when}", late(**{when: way}), loss=_scaled, steps=3)
+        for name, way in WRITTEN.items()
+        for when in ("between", "after")
     ),
     _loop("a constant written inside paused", late(before=_paused_constant)),
     _loop("training inside paused", late(after=_paused_training)),

@@ -259,7 +259,7 @@ class Rehearsal:
                 other: _direction(gradients, norms, places, last=other == max(compared))
                 for other, places in compared.items()
             }
-        elif trial in compared:
+        elif trial in self.directions:
             one.distance = _distance(self.directions.pop(trial), _direction(gradients, norms, compared[trial]))
         self.measured.append(one)
 
@@ -377,12 +377,13 @@ class AloneRehearsal(Rehearsal):
         self.used.append(False)
 
     def trials(self) -> Iterator[tuple[str, Tensor]]:
-        for name, place in (("one", 0), ("another", 1), ("the first again", 0)):
+        # Twice again: a body that uses every second or third record uses it once of these times.
+        for name, place in (("one", 0), ("another", 1), ("the first again", 0), ("and once more", 0)):
             yield name, torch.tensor([place])
 
     @property
     def compared(self) -> dict[int, slice]:
-        return {2: slice(0, 1)}
+        return {2: slice(0, 1), 3: slice(0, 1)}
 
     @property
     def size_divisors(self) -> frozenset[float]:
@@ -393,10 +394,11 @@ class AloneRehearsal(Rehearsal):
             return complaint
         if not any(self.used):
             return "No batch was used: call loss.backward() and optimizer.step() once for each batch."
-        culprit, differs = "", self.used[0] != self.used[-1]
-        if self.used[0] and self.used[-1]:
-            first, again = self.measured[0], self.measured[-1]
-            differs, culprit = self._differs(first, again, slice(0, 1)), self._culprit(first, again, slice(0, 1))
+        culprit, differs = "", len({self.used[0], self.used[2], self.used[3]}) > 1
+        if self.used[0] and not differs:
+            first, place = self.measured[0], slice(0, 1)
+            other = next((again for again in self.measured[-2:] if self._differs(first, again, place)), None)
+            differs, culprit = other is not None, self._culprit(first, other, place) if other else ""
         if differs:
             return (
                 f"A record's gradient depends on the records that came before it{culprit}. Nothing was released. Look for "
