@@ -159,7 +159,7 @@ def test_without_mnist_it_takes_digits_and_says_so(monkeypatch, tmp_path):
         "privet: No source could give mnist.",
         "privet: MNIST is not available, so the demo uses the small digits data set instead.",
     ]
-    said = "MNIST is not available, so this small data set was taken."
+    said = "MNIST is not available, so this small data set was used."
     assert RunRecord.read(tmp_path / "demo" / "dpsgd").data.note == said
     assert said in (tmp_path / "demo" / "report.html").read_text()
     assert (tmp_path / "demo" / "notes.txt").read_text() == "mine"

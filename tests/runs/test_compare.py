@@ -198,7 +198,7 @@ def test_the_verb_report_makes_the_same_page_from_the_folder(compared):
     [
         ("{", "is damaged"),
         ('{"rows": [{"method": "../x", "title": "X", "state": "done"}]}', "is no method"),
-        (None, "is not over"),
+        (None, "is not finished"),
     ],
 )
 def test_a_damaged_comparison_gets_one_sentence(compared, tmp_path, content, sentence):

@@ -87,13 +87,13 @@ class DataSummary:
             return ""
         if not self.measured_share:
             also = (
-                " A user who is in both parts is protected for the training records alone."
+                " For a user who is in both parts, only the training records are protected."
                 if self.unit == "user"
                 else ""
             )
             return f"NOT PROTECTED: the test records. The statement is about the training records alone.{also}"
         share = f"about {100 * self.measured_share:g} % of the {self.unit}s"
-        return f"NOT PROTECTED: the hold-out, {share}. The statement is about the others alone."
+        return f"NOT PROTECTED: the hold-out, {share}. The statement covers only the others."
 
 
 @dataclass(frozen=True)
