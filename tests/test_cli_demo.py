@@ -114,7 +114,7 @@ def test_the_model_learned_something_and_the_record_tells_the_run(finished):
     assert all(epoch.accuracy is not None for epoch in record.history)
     assert record.seeds["noise"] == "3"
     assert record.data.training_records == 1437
-    assert "Whoever knows the seed" in (finished[0] / "dpsgd" / "report.html").read_text()
+    assert "Anybody who knows the seed" in (finished[0] / "dpsgd" / "report.html").read_text()
 
 
 def test_a_seed_repeats_the_run_and_a_program_gets_json(finished, tmp_path):

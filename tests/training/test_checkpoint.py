@@ -207,7 +207,7 @@ def test_a_checkpoint_of_version_0_1_is_refused_with_a_sentence(tmp_path: Path) 
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         path.write_bytes(save(tensors, metadata))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(PrivetError, match=r"another version of Privet, .* layout .* start anew in another folder"):
+    with pytest.raises(PrivetError, match=r"another version of Privet, .* layout .* start again in another folder"):
         start(tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 

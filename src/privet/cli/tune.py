@@ -119,7 +119,7 @@ def tune(
     tuned_from: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The folder of an earlier run on the same records that was used to choose the candidates: the card counts its cost, too."
+            help="The folder of an earlier run on the same records that helped to choose the candidates; the card counts it."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -244,8 +244,8 @@ def _attacked(
     record = read_run(folder)
     if not any(fits(record.data.fingerprint, mark, folder) for mark in _marks(dataset)):
         raise InputError(
-            f"{folder}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so it is not "
-            f"known which records are members; run it again."
+            f"{folder}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so its "
+            f"members are not known; run it again."
         )
     target, before = target_of(record, folder, dataset, model, progress), len(record.attacks)
     try:

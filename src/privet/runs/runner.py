@@ -169,8 +169,8 @@ def _fitted(
     folder.state_what(_identity(method, task))
     if folder.ledger.used and not folder.has_kept:
         raise InputError(
-            f"The method {method.key} has used records in {folder.path} but saved no state, so resuming would cost as much again. "
-            f"Start again in another folder; what was used stays in the ledger."
+            f"The method {method.key} has used records in {folder.path} but saved no state, so resuming would cost as much "
+            f"again. Start again in another folder; what was used stays in the ledger."
         )
     with logged(folder.path, on_step) as log, torch.random.fork_rng(devices=[]):
         if task.seed is not None:
@@ -309,7 +309,7 @@ def attack_all(
             raise InputError(f"The attack {attack.key} does not fit this run: {why}.")
 
     def hundredths(what: str, done: int, total: int | None) -> None:
-        """Progress in hundredths: the number of steps of a shadow model depends on the number of records, which may be private."""
+        """Progress in hundredths: the number of steps depends on the number of records, which may be private."""
         if progress is not None:
             progress(what, 100 * done // total if total else done, 100 if total else None)
 

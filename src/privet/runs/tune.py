@@ -618,8 +618,8 @@ class _Tuning:
         """Charge the steps that a killed trial will repeat, and take them out of its own ledger.
 
         Formal guarantees: the trial then has the same distribution as every other: it makes all of its steps, and its lost steps
-        are charged separately. They are in the tuning's ledger before they are removed from the trial's. A trial that saved nothing
-        starts again.
+        are charged separately. They are in the tuning's ledger before they are removed from the trial's. A trial that saved
+        nothing starts again.
         """
         path, heads = place / LEDGER, set[str]()
         with suppress(PrivetError), warnings.catch_warnings():

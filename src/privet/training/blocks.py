@@ -112,7 +112,7 @@ class Blocks:
         if self.step == 0:
             raise BudgetExhausted(
                 f"The run was stopped before the end of {next(iter(events))}, and to do that again would cost more than was "
-                f"planned. Start anew in another folder; the ledger of this one still counts."
+                f"planned. Start again in another folder; the ledger of this one still counts."
             )
         return False
 

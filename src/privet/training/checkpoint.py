@@ -80,7 +80,7 @@ def load_checkpoint(folder: Path, stage: str = "", at: int | None = None) -> dic
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             warnings.warn(f"{path} cannot be read ({error}).", DamagedCheckpointWarning, stacklevel=2)
     if found:
-        raise PrivetError(f"No checkpoint in {folder} can be read: start anew in another folder.")
+        raise PrivetError(f"No checkpoint in {folder} can be read: start again in another folder.")
     return None
 
 

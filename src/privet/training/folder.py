@@ -160,7 +160,7 @@ class RunFolder:
             try:
                 stored = json.loads(path.read_bytes())
             except (OSError, ValueError) as error:
-                raise PrivetError(f"{path} is damaged ({error}): start anew in another folder.") from None
+                raise PrivetError(f"{path} is damaged ({error}): start again in another folder.") from None
             require_same(self.path, stored, identity)
         elif len(self.ledger) or self.state is not None:
             raise InputError(
@@ -241,7 +241,7 @@ class RunFolder:
         if self.state is not None or (self.path / NEWEST_HEAD).exists() or any(self.path.glob(releases.PATTERN)):
             raise PrivetError(
                 f"{path} is missing: a run cannot continue without the ledger of its releases. Put it back, "
-                f"or start anew in another folder."
+                f"or start again in another folder."
             )
         return None
 
@@ -392,7 +392,7 @@ class Journal:
             else:
                 raise PrivetError(
                     f"{path} has a release of {name} whose event is not in the ledger: lines were removed from the ledger, or "
-                    f"an older copy was put back. Put back the newest ledger, or start anew in another folder."
+                    f"an older copy was put back. Put back the newest ledger, or start again in another folder."
                 )
         self._unused = {name for name, there in paid.items() if there}
 
@@ -411,7 +411,7 @@ class Journal:
 
 def _split(path: Path, line: str) -> tuple[str, str, str]:
     if not _LINE.fullmatch(line):
-        raise PrivetError(f"{path} is damaged: it says {line!r}. Start anew in another folder.")
+        raise PrivetError(f"{path} is damaged: it says {line!r}. Start again in another folder.")
     kind, fact, name = line.split(" ", 2)
     return kind, fact, name
 
@@ -452,9 +452,9 @@ def _check_head(path: Path, ledger: Ledger) -> None:
     if found is None:
         if not path.read_bytes():
             return  # killed when it was created
-        raise PrivetError(f"{path} is damaged. Start anew in another folder.")
+        raise PrivetError(f"{path} is damaged. Start again in another folder.")
     if not ledger.holds({found[1].decode()}):
         raise LedgerError(
             f"Lines were removed from the ledger {ledger.path}, or an older copy was put back: the head in {path} is not in it. "
-            f"Put back the newest ledger, or start anew in another folder."
+            f"Put back the newest ledger, or start again in another folder."
         )

@@ -239,4 +239,4 @@ def _told(path: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _damaged(path: Path, error: Exception) -> PrivetError:
-    return PrivetError(f"{path} is damaged ({error}): start anew in another folder.")
+    return PrivetError(f"{path} is damaged ({error}): start again in another folder.")
