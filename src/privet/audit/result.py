@@ -1,4 +1,4 @@
-"""The claim that is audited, and the result: a lower bound beside the claim and the highest bound that the audit could reach."""
+"""The audited claim, and the result: a lower bound beside the claim and the highest bound that the audit could reach."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Claim:
         return cls(float(claimed), delta, said)
 
     def within(self, run: Guarantee) -> Claim:
-        """The same claim as part of a run: where the run's guarantee rests on assumptions, so does the claim's."""
+        """The same claim as part of a run: if the run's guarantee rests on assumptions, so does the claim's."""
         if not isinstance(run, Assumed) or not self.guarantee:
             return self
         statement = self.statement.replace(f"; {self.guarantee}", f"; {run}", 1)
@@ -80,8 +80,8 @@ class Audit:
         confidence: of the bound.
         method: whose theorem gave the bound.
         evidence: what was drawn, in words.
-        setting: the records and what the attacker sees, in words; empty where the name says it.
-        audited: the parts of a run that were audited, in words; empty where the name says it.
+        setting: the records and what the attacker sees, in words; empty if the name says it.
+        audited: the parts of a run that were audited, in words; empty if the name says it.
         not_audited: the parts of the run that a stand-in replaced, in words. The verdict does not cover them.
         power: how much the audit could have seen, in words: draws or canaries, and the ceiling.
         date: when the audit was made, in ISO format (UTC); empty for audits of version 0.1.0.
@@ -196,7 +196,7 @@ Given = ParamSpec("Given")
 
 
 def resumable(audit: Callable[Given, Audit]) -> Callable[Given, Audit]:
-    """An audit that is made once by a command: stopped later and started again, the command finds it (`privet.training`)."""
+    """Make an audit once in a command: if the command is stopped and started again, it reads the result (`privet.training`)."""
 
     @wraps(audit)
     def kept(*given: Given.args, **named: Given.kwargs) -> Audit:
@@ -276,7 +276,7 @@ def audit_scores(
 
 
 def choose_threshold(members: Array, others: Array, bound: TwoSampleBound) -> float:
-    """The threshold with the best bound on these draws: scores from it on are taken for draws with the record."""
+    """The threshold with the best bound on these draws; scores of at least the threshold count as draws with the record."""
     pooled = np.unique(np.concatenate([members, others]))
     if len(pooled) > CANDIDATES:
         # Evenly by rank, and all of the highest and lowest: the best threshold often lies far out.

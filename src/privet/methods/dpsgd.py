@@ -393,8 +393,8 @@ class DPSGD(RecipeMethod):
         recipe, settings, _ = self._start(task)
         if settings.noise_multiplier:
             raise InputError(
-                f"The recipe {recipe.name} states its noise, so the number of steps is not known in advance: choose a recipe whose "
-                f"noise is calibrated to the budget."
+                f"The recipe {recipe.name} states its noise, so the number of steps is not known in advance: choose a recipe "
+                f"whose noise is calibrated to the budget."
             )
         records, ledger = task.dataset.size, Ledger(relation=self.relation, unit=self.unit(task))
         if self.accountant == "pld":
