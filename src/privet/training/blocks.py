@@ -103,7 +103,7 @@ class Blocks:
             part.load_state_dict(state[f"part {name}"])
 
     def allows(self, events: Mapping[str, Event]) -> bool:
-        """Whether the loop may go on with a block of these events, by name: the plan has room for it, or it was already charged."""
+        """Whether a block of these events, by name, may be done: the plan has room for it, or it was already charged."""
         if self.ended or not events:
             return False
         fresh = sum((_counted(event) for name, event in events.items() if not self._holds(name)), Counter[Event]())
