@@ -151,7 +151,7 @@ class Ledger:
         return Draft(self)
 
     def extend(self, entries: Sequence[dict[str, Any]], before: str) -> None:
-        """Append the entries that a draft recorded after the head `before`, except those that an interrupted call already appended.
+        """Append the entries of a draft after the head `before`, except those that an interrupted call already appended.
 
         Formal guarantees: afterward the ledger holds each entry once. A ledger that is neither at `before`, nor between
         two of the entries, nor past all of them is refused: lines were removed, or an older copy was put back.

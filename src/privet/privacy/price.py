@@ -221,8 +221,8 @@ class Total:
             single = _price(leaf.event if isinstance(leaf, Adaptive) else leaf, self.orders, self.relation)
             if isinstance(single, str):
                 raise UnsupportedEventError(
-                    f"The account is for neighbors that {self.relation.describe(self.unit)}, and no theorem bounds that "
-                    f"for {type(bare(leaf)).__name__}: {single}."
+                    f"The account is for neighbors that {self.relation.describe(self.unit)}, and no theorem bounds the "
+                    f"cost of {type(bare(leaf)).__name__}: {single}."
                 )
             total += single.scaled(count)
         return total
