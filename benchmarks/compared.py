@@ -56,7 +56,7 @@ def shown(result: dict[str, Any]) -> str:
     lines += [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     lines += [f"| {' | '.join(cells(row))} |" for row in done]
     if result["together"]:
-        lines += ["", f"To choose among them costs what all of them cost together: {result['together']}."]
+        lines += ["", f"Choosing among them costs as much as all of them together: {result['together']}."]
     without = [row for row in rows if row["state"] != "done"]
     if without:
         lines += ["", "Without a result:", ""]

@@ -34,7 +34,7 @@ def fill(page: str, name: str) -> None:
     table, found = load(name), read(RESULTS / f"{name}.json")
     shown = section(table, found)
     said = [f"- {row.what}: {row.statement}" for row in shown.rows if row.statement]
-    ledger = ["", "What the ledger says of each:", "", *said] if said else []
+    ledger = ["", "The ledger's statement for each:", "", *said] if said else []
     put(page, name, "\n".join(["```sh", *shown.commands, "```", "", shown.markdown(), *ledger]))
     attacked = [one for one in found if one.attack is not None and one.seed == 0]
     if attacked:

@@ -244,7 +244,7 @@ def test_account_explains_a_ledger_that_was_written(tmp_path):
     assert said["meaning"]["mu"] == 0.5
     for wrong, message in {
         ("--explain",): "has no delta of its own: give --delta",
-        ("--delta", "1e-5", "--noise", "3"): "says what was done",
+        ("--delta", "1e-5", "--noise", "3"): "states the plan",
         ("--delta", "1e-5", "--plot", "a.svg"): "--plot tradeoff=a.svg",
     }.items():
         refused = privet("account", str(tmp_path / "ledger.jsonl"), *wrong)

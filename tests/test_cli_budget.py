@@ -113,7 +113,7 @@ def test_data_that_are_on_an_account_get_no_second_one(tmp_path):
     (tmp_path / "data").mkdir()
     budget("open", "a", "--epsilon", 4, "--delta", 1e-5, "--data", tmp_path / "data")
     refused = budget("open", "b", "--epsilon", 4, "--delta", 1e-5, "--data", tmp_path / "data", code=2)
-    assert "are on the account a already" in refused.stderr and not (tmp_path / "accounts" / "b.account").exists()
+    assert "already have the account a" in refused.stderr and not (tmp_path / "accounts" / "b.account").exists()
 
 
 def test_charges_and_their_refusals(tmp_path):

@@ -114,7 +114,7 @@ def test_the_model_learned_something_and_the_record_tells_the_run(finished):
     assert all(epoch.accuracy is not None for epoch in record.history)
     assert record.seeds["noise"] == "3"
     assert record.data.training_records == 1437
-    assert "Whoever knows the seed" in (finished[0] / "dpsgd" / "report.html").read_text()
+    assert "Anybody who knows the seed" in (finished[0] / "dpsgd" / "report.html").read_text()
 
 
 def test_a_seed_repeats_the_run_and_a_program_gets_json(finished, tmp_path):
@@ -159,7 +159,7 @@ def test_without_mnist_it_takes_digits_and_says_so(monkeypatch, tmp_path):
         "privet: No source could give mnist.",
         "privet: MNIST is not available, so the demo uses the small digits data set instead.",
     ]
-    said = "MNIST is not available, so this small data set was taken."
+    said = "MNIST is not available, so this small data set was used."
     assert RunRecord.read(tmp_path / "demo" / "dpsgd").data.note == said
     assert said in (tmp_path / "demo" / "report.html").read_text()
     assert (tmp_path / "demo" / "notes.txt").read_text() == "mine"

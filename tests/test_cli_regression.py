@@ -104,7 +104,7 @@ def test_the_noisy_error_is_that_of_the_records_and_no_record_moves_it_by_more_t
     targets = torch.rand(20_000, generator=draw)
     predicted = targets + 0.1 * torch.randn(20_000, generator=draw)
     plan, ledger = PrivateAccuracy(2.0), Ledger()
-    with pytest.raises(PrivetError, match="before it was charged"):
+    with pytest.raises(PrivetError, match="must be charged"):
         plan.read_error(predicted, targets, 10.0, ledger=ledger, randomness=Randomness.of(0))
     plan.charge(ledger)
     found = plan.read_error(predicted, targets, 10.0, ledger=ledger, randomness=Randomness.of(0))

@@ -48,7 +48,7 @@ def test_the_preview_says_what_it_costs_and_does_nothing(tmp_path: Path) -> None
     assert "Each trial is scored by its accuracy on about 50 % of the test records, which are public." in lines[5]
     assert "The number of trials is random (poisson with mean 5) and stays secret" in lines[6]
     assert "With probability 0.0067 there is none" in lines[6]
-    assert "One run with the noise of a trial, and nothing chosen: epsilon = " in lines[7]
+    assert "One run with the noise of a trial, without a choice: epsilon = " in lines[7]
     for way in ("poisson, mean 5", "geometric, mean 5", "logarithmic, mean 5", "each candidate once"):
         assert sum(line.startswith(f"  {way}") for line in lines) == 1
     assert lines[-4].startswith("Cost: epsilon = 3 at delta = 1e-05 (add/remove one record; Poisson sampling; RDP;")
@@ -188,8 +188,8 @@ def test_a_private_file_is_scored_with_noise(
     [
         ([], "There is nothing to choose"),
         (["--set", "clip=1"], "There is nothing to choose"),
-        (["--set", "clip=1,1"], "different values with commas between"),
-        (["--set", "clip=1,,2"], "different values with commas between"),
+        (["--set", "clip=1,1"], "different values separated by commas"),
+        (["--set", "clip=1,,2"], "different values separated by commas"),
         (["--set", "clip=1,x"], "clip is a number, and 'x' is not"),
         (["--set", "clap=1,2"], "--set clap is not a setting of --method dpsgd: did you mean clip?"),
         (["--set", "clip=1,2", "--trials", "uniform"], "--trials is auto, poisson"),
@@ -225,4 +225,4 @@ def test_waiting_tells_nothing_about_the_trials(
             now[0] += 1.0
             tick()
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"Tuning for {minutes} min 00 s; how many trials there are is secret." for minutes in range(1, 6)]
+    assert lines == [f"Tuning for {minutes} min 00 s; the number of trials is secret." for minutes in range(1, 6)]

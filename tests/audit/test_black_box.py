@@ -13,7 +13,7 @@ import privet
 from privet.audit import Audit, Claim, GaussianTradeOff
 from privet.audit.result import round_down
 from privet.errors import InputError, PrivetError
-from privet.privacy import Gaussian, Ledger, Spent
+from privet.privacy import Assumed, Claimed, Gaussian, Ledger, Proved, Spent
 
 
 def laplace(records, generator):
@@ -109,8 +109,17 @@ def test_the_verdict_covers_the_audited_parts_only():
     assert dataclasses.replace(found, lower_bound=2.0).verdict == "refuted at 99 %"
 
 
+def test_a_claim_is_not_stronger_than_its_run():
+    claim = Claim.of(Gaussian(1.0), 1e-5)
+    assert claim.guarantee == "proved" and "; proved" in claim.statement
+    assumed = claim.within(Assumed("the method does what it states"))
+    assert "; assuming the method does what it states" in assumed.statement and "proved" not in assumed.statement
+    assert assumed.epsilon == claim.epsilon and claim.within(Proved()) == claim
+    assert claim.within(Claimed("somebody", "it is wrong")) == claim  # of another part of the run
+
+
 def test_an_audit_of_version_0_1_0_is_read():
-    new = {"audited", "not_audited", "power", "date", "command"}
+    new = {"guarantee", "audited", "not_audited", "power", "date", "command"}
     found = Audit("A thing", Claim.of(1.0, 1e-5), 0.5, 5.0, 0.99, "m", "e", "two records")
     plain = {key: value for key, value in found.to_dict().items() if key not in new}
     again = Audit.from_dict(plain)

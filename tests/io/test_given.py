@@ -106,7 +106,7 @@ def odd_paths(at: Path) -> dict[str, tuple[Path, str]]:
     listening.close()
     return {
         "missing": (at / "missing", "does not exist: check the path"),
-        "pipe": (at / "pipe", "is a pipe, a device or a socket: save what it gives to a file"),
+        "pipe": (at / "pipe", "is a pipe, a device or a socket: save its content to a file"),
         "socket": (at / "socket", "is a pipe, a device or a socket"),
         "device": (Path("/dev/zero"), "is a pipe, a device or a socket"),
         "terminal": (Path("/dev/null"), "is a pipe, a device or a socket"),

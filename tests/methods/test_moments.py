@@ -165,7 +165,7 @@ def test_counts_are_released_with_noise():
 
 @pytest.mark.parametrize(
     ("changes", "records", "words"),
-    [({"classes": 1}, 200, "one class only"), ({}, 15, "fewer records than 20 components need")],
+    [({"classes": 1}, 200, "only one class"), ({}, 15, "fewer records than 20 components need")],
 )
 def test_what_moments_cannot_describe_is_refused_by_name(changes, records, words):
     part = load("digits").train.select(range(records))

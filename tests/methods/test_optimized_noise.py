@@ -324,7 +324,7 @@ def test_the_kinds_of_noise_make_private_takes() -> None:
     step = PoissonSampled(0.2, PureEpsilon(1 / private.plan.noise.multiplier))
     assert private.plan.event == step * 6
     assert accountant_named("pld").epsilon(step * 6, 1e-5) == pytest.approx(1.0, rel=2e-3)
-    with pytest.raises(InputError, match="schedule of noise is one of Gaussian noise"):
+    with pytest.raises(InputError, match="Only Gaussian noise can have a schedule"):
         privet.make_private(
             model, torch.optim.SGD(model.parameters(), lr=0.1), records(), noise=ShapedNoise,
             noise_multiplier=privet.privacy.Schedule.constant(1.0, 6), **KNOWN,

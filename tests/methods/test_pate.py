@@ -69,7 +69,7 @@ def test_classes_that_no_answer_names_are_told():
     [
         ({"voting": Voting(60, queries=201)}, InputError, "201 queries cannot be asked of 200 public records"),
         ({"voting": Voting(5000)}, InputError, "fewer records than 5,000 teachers"),
-        ({"voting": Voting(60, queries=1)}, PrivetError, "names the same class"),
+        ({"voting": Voting(60, queries=1)}, PrivetError, "name the same class"),
         ({"epsilon": 0.0}, InputError, "epsilon of a budget must be a positive number"),
     ],
 )

@@ -43,7 +43,7 @@ def test_it_is_not_read_before_it_is_charged() -> None:
     measuring, ledger = PrivateAccuracy(5.0), Ledger()
     ledger.record(Gaussian(5.1))
     ledger.record(PoissonSampled(0.1, Gaussian(5.0)))
-    with pytest.raises(PrivetError, match="before it was charged"):
+    with pytest.raises(PrivetError, match="must be charged"):
         measuring.read(predicted, labels, 2, ledger=ledger, randomness=Randomness.of(1))
     measuring.charge(ledger)
     measuring.read(predicted, labels, 2, ledger=ledger, randomness=Randomness.of(1))

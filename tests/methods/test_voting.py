@@ -257,7 +257,7 @@ def test_the_audit_catches_noise_for_sensitivity_one_and_a_record_with_several_v
         ({"voting": Voting(1)}, "at least two teachers"),
         ({"classes": 1}, "there is only one"),
         ({"queries": torch.zeros(0, 5)}, "nothing to label"),
-        ({"queries": torch.zeros(9, 5)}, "All public records are alike"),
+        ({"queries": torch.zeros(9, 5)}, "All public records are equal"),
     ],
 )
 def test_what_cannot_be_voted_on_is_refused_by_name(change, message):

@@ -137,7 +137,7 @@ def test_a_recipe_is_run_as_a_table(tmp_path):
         (["abadi-mnist", "--all"], "--all takes no TABLE"),
         (["abadi-mnist", "--no-run"], "--no-run belongs to --all"),
         (["--all", "--epsilon", "3"], "--epsilon is not used by --all"),
-        ([], "Name what to reproduce, or take --all"),
+        ([], "Name a table, or use --all"),
     ],
 )
 def test_bad_usage_gets_one_sentence(arguments, sentence):

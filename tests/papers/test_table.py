@@ -112,7 +112,7 @@ SHORT = {"names": ["cnn"], "size": 9, "epochs": 1}
         ({"lines": [{"method": "dpsgd"}, {"method": "dpsgd"}]}, "each its own 'key'"),
         ({"lines": [{"method": "dpsgd", "epsilon": 3}]}, "'lines\\[0\\].epsilon' is not a field"),
         ({"protocol": "students", "students": SHORT, "lines": [{"method": "moments"}]}, "does not say where 'moments'"),
-        ({"origins": {"magic": {"source": "paper", "note": ""}}}, "stated nowhere"),
+        ({"origins": {"magic": {"source": "paper", "note": ""}}}, "no setting has this name"),
         ({"title": 3}, "'title' is a whole number and should be text"),
         (
             {"data": {"source": "py:os:getcwd"}},

@@ -219,9 +219,9 @@ def test_an_empty_ledger_says_that_the_data_was_not_used(record):
 
 
 def test_a_seeded_noise_is_a_warning_and_a_secure_one_is_not(record, ledger, page):
-    assert "Whoever knows the seed" in page
+    assert "Anybody who knows the seed" in page
     secure = dataclasses.replace(record, seeds={"sampling": "secure", "noise": "secure"})
-    assert "Whoever knows the seed" not in render(secure, ledger)
+    assert "Anybody who knows the seed" not in render(secure, ledger)
 
 
 def test_too_few_non_members_for_a_rate_are_named(record, ledger, page):
@@ -307,7 +307,8 @@ def test_every_attack_is_listed_with_date_power_command_and_result(record, ledge
     assert listed.index("no better than a coin") < listed.index("better than a coin", listed.index("RMIA <b>", 200))
     page = " ".join(render(attacked(record, first, second), ledger).split())
     assert (
-        "the most successful of 2 attacks" in page and "Of many attacks, some do better than a coin by chance" in page
+        "the most successful of 2 attacks" in page
+        and "Among many attacks, some do better than a coin by chance" in page
     )
     alone = render(record, ledger)
     assert "most successful" not in alone and "The only attack that was made on this run" in alone

@@ -107,7 +107,7 @@ def test_a_method_whose_privacy_is_only_claimed_is_refused(name, tmp_path):
 def test_a_run_without_an_account_says_so(tmp_path):
     record = small("moments", tmp_path / "run", None)
     assert (
-        record.account is None and "No account of these records is kept" in (tmp_path / "run" / "CARD.md").read_text()
+        record.account is None and "There is no account of these records" in (tmp_path / "run" / "CARD.md").read_text()
     )
 
 

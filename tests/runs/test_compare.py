@@ -198,7 +198,7 @@ def test_the_verb_report_makes_the_same_page_from_the_folder(compared):
     [
         ("{", "is damaged"),
         ('{"rows": [{"method": "../x", "title": "X", "state": "done"}]}', "is no method"),
-        (None, "is not over"),
+        (None, "is not finished"),
     ],
 )
 def test_a_damaged_comparison_gets_one_sentence(compared, tmp_path, content, sentence):
@@ -218,8 +218,8 @@ def test_the_page_says_what_is_proved_and_what_it_cost_to_look(compared):
     assert "there are no public records" in page
     assert re.search(r'id="together">epsilon = ', page)
     assert '<tr class="proved">' in page and '<tr class="claimed">' not in page
-    assert "No theorem that is known here" not in page
-    assert "No theorem that is known here" in render_comparison(dataclasses.replace(result, together=None))
+    assert "Privet knows no theorem" not in page
+    assert "Privet knows no theorem" in render_comparison(dataclasses.replace(result, together=None))
     assert f"<dd>{result.outcomes[0].record.settings['Steps']}</dd>" in page
 
 

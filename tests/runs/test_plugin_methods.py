@@ -124,6 +124,39 @@ def test_the_one_line_is_audited_with_its_own_clipping(folder):
     assert {audit["refuted"] for audit in audits} == {False}
 
 
+@pytest.mark.slow
+def test_an_audit_says_what_its_run_assumes(folder):
+    """Of a method that is not Privet's own: without a plan, by a plan, and without a run."""
+    (folder / "nearest.py").write_text(METHOD, encoding="utf-8")
+    planned = (
+        "from privet.methods.dpsgd import DPSGD\n@register\n@dataclass(frozen=True, kw_only=True)\nclass Mine(DPSGD):\n"
+    )
+    planned += "    key: str = 'mine'\n"
+    (folder / "mine.py").write_text(f"{METHOD.partition('@register')[0]}{planned}", encoding="utf-8")
+    given = ["--plugin", "nearest.py", "--plugin", "mine.py"]
+    for key, settings in (("nearest-mean", []), ("mine", ["--set", "epochs=1"])):
+        words = [
+            "--data",
+            "digits",
+            "--seed",
+            "0",
+            *given,
+            "--method",
+            key,
+            *settings,
+            "--out",
+            f"runs/{key}",
+            "--json",
+        ]
+        assumed = f"assuming the method {key}, which is not part of Privet, does to the records what it states"
+        assert assumed.removeprefix("assuming ") in privet("train", *words)
+        for one in json.loads(privet("audit", f"runs/{key}", *given, *QUICK, "--json")):
+            assert assumed in one["claim"] and "proved" not in one["claim"], one
+    for one in json.loads(privet("audit", "--method", "mine", *given, "--draws", "200", "--json")):
+        assert assumed in one["claim"] and "proved" not in one["claim"], one
+    forget(("nearest-mean", "mine"))
+
+
 BROKEN = '''
 from dataclasses import dataclass, replace
 

@@ -147,7 +147,7 @@ def test_a_release_that_counts_again_still_keeps_its_budget(tmp_path: Path) -> N
     settings = {"seed": None, "noise_multiplier": None, "epsilon": 2.0}
     stopped_after(5, tmp_path, **settings)
     model, optimizer, private = start(tmp_path, **settings)
-    with pytest.raises(BudgetExhausted, match="would pass the budget of epsilon 2"):
+    with pytest.raises(BudgetExhausted, match="would exceed the budget of epsilon 2"):
         run(model, optimizer, private)
     assert private.steps_done == 10 and len(private.ledger) == 12 and 1.9 < private.spent().epsilon <= 2.0
 
@@ -207,7 +207,7 @@ def test_a_checkpoint_of_version_0_1_is_refused_with_a_sentence(tmp_path: Path) 
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         path.write_bytes(save(tensors, metadata))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(PrivetError, match=r"another version of Privet, .* layout .* start anew in another folder"):
+    with pytest.raises(PrivetError, match=r"another version of Privet, .* layout .* start again in another folder"):
         start(tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 

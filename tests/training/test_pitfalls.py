@@ -526,7 +526,7 @@ def test_a_step_past_the_budget_touches_no_record() -> None:
     """Noise and budget given: the plan's steps end where the budget does, and no record is read for the next one."""
     dataset = Counted()
     model, optimizer, private = make(dataset=dataset, noise_multiplier=2.0, epsilon=2.0, steps=50)
-    with pytest.raises(BudgetExhausted, match="would pass the budget of epsilon 2"):
+    with pytest.raises(BudgetExhausted, match="would exceed the budget of epsilon 2"):
         run(model, optimizer, private)
     done, asked = private.steps_done, dataset.asked
     assert 0 < done < 50 and private.spent().epsilon <= 2.0

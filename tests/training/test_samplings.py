@@ -161,7 +161,7 @@ def test_users_are_drawn_by_any_sampling() -> None:
     assert "replace one user" in str(fixed[2].spent())
     with pytest.raises(InputError, match="UserSampling draws users: give users"):
         make(UserSampling(PoissonSampling(0.2)))
-    with pytest.raises(InputError, match="give one number"):
+    with pytest.raises(InputError, match="give the same number"):
         make(UserSampling(PoissonSampling(0.2), most=3), users=Users(users, most=2))
     with pytest.raises(InputError, match="not by another UserSampling"):
         UserSampling(UserSampling(PoissonSampling(0.2)))

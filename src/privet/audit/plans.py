@@ -1,4 +1,4 @@
-"""Audits of a run: of its own plan and model where they can be rebuilt, and otherwise of the steps in its ledger."""
+"""Audits of a run: of its own plan and model if they can be rebuilt, and otherwise of the steps in its ledger."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARTS = ("sampling", "clipping", "noise")
 """The parts of a plan, each of which can be somebody else's."""
 
 LedgerAudit = Callable[..., tuple[Audit, ...]]
-"""From a ledger and the settings of `recorded` to audits of what the ledger holds; none, if it holds nothing of that kind."""
+"""Takes a ledger and the settings of `recorded`; returns audits of its events, or none if none are of the right kind."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class RunPlan:
 
     @classmethod
     def rebuilt(cls, plain: Any, ledger: Ledger) -> RunPlan:
-        """From the plain data of a record. Where a part cannot be rebuilt, Privet's own stands in with what the ledger states.
+        """Rebuild a plan from the plain data of a record. Privet's own parts, as the ledger states them, replace missing ones.
 
         Raises:
-            InputError: a part is missing, and the ledger holds no step from which its place could be taken.
+            InputError: a part is missing, and the ledger holds no step that could replace it.
         """
         parts: dict[str, Any] = {}
         missing: dict[str, str] = {}
@@ -139,8 +139,8 @@ def audit_plan(
     There are up to three audits, in this order:
 
     - one step on a stand-in model of two layers, where a canary chooses its gradient;
-    - one step on the run's model, with the weights it has, where a canary is searched for: left out without `model`, and
-      where the model has no gradients for each record;
+    - one step on the run's model, with its weights and a canary that is searched for; left out without `model`, or if the model
+      has no gradients for single records;
     - the whole training on a stand-in model, if there are several steps of Gaussian noise.
 
     Each says in `setting` and `audited` which parts were the run's own, and in `not_audited` which were replaced. Its verdict
@@ -155,9 +155,8 @@ def audit_plan(
             are not needed.
         loss: of the run, from outputs and labels to a loss for each record (reduction='none').
         delta: of the audits.
-        draws: releases of one step with the canary, and as many without it. There are fewer on a large model, and where
-            releases are drawn one by one: a quarter where clipping changes from step to step, a tenth where the noise is not
-            Gaussian.
+        draws: releases of one step with the canary, and as many without it. There are fewer on a large model, and if releases
+            are drawn one by one: a quarter if clipping changes from step to step, a tenth if the noise is not Gaussian.
         steps: of the whole training; at most those that were done, and by default all of them.
         canaries: of the whole training.
         confidence: of each audit.
@@ -197,7 +196,7 @@ def audit_plan(
     if gaussian and done > 1 and course.independent:
         part = "all its steps" if done == run.steps else f"its first {done:,} steps"
         left = "" if done == run.steps else f"the other {run.steps - done:,} steps"
-        # Left out where sampling or clipping takes no stand-in model; the audits of a step say what they cover.
+        # Left out if sampling or clipping cannot use a stand-in model; the audits of a step say what they cover.
         with suppress(InputError):
             title = f"{name[:1].upper()}{name[1:]}, {done:,} steps"
             audit = training(plan, steps=done, model=model, canaries=canaries, name=title, **common)
@@ -214,7 +213,7 @@ def _numel(model: nn.Module) -> int:
 
 
 def beside(found: Sequence[Audit], ledger: Ledger, covered: Event) -> tuple[Audit, ...]:
-    """The audits of a run, which say what else the ledger holds: none of them covers more than `covered`."""
+    """The audits of a run, each with a note on the ledger's other releases: the audits cover only `covered`."""
     events = {event for event, _ in tally(covered)}
     others = Counter[str]()
     for event, count in tally(ledger.event):
@@ -235,7 +234,7 @@ def audit_run_plan(
     covered: Event = NOTHING,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Audit, ...]:
-    """Audit the plan of a run against its ledger: the ledger holds every step, and what else it holds is named.
+    """Audit the plan of a run against its ledger: the ledger must hold every step, and its other releases are named.
 
     Args:
         run: the plan, as far as it could be rebuilt.
@@ -281,21 +280,20 @@ def recorded(
     progress: Progress | None = None,
     contributed: Sequence[LedgerAudit] = (),
 ) -> tuple[Audit, ...]:
-    """Audit a run of which only the ledger can be read: its noise, sampling rate and number of steps, by the code that trains.
+    """Audit a run from its ledger alone: its noise, sampling rate and number of steps, with the training code.
 
     The most frequent step is audited with flat clipping on a stand-in model, and a whole training of such steps if the noise
-    is Gaussian. The run's own sampling, clipping, noise, model and records take no part, nor do the other releases in the ledger:
-    each audit says so, and its verdict does not cover them. Use `audit_plan` where the plan of the run is known.
+    is Gaussian. The audit does not use the run's own sampling, clipping, noise, model and records, nor the other releases in the
+    ledger: each audit says so, and its verdict does not cover them. Use `audit_plan` if the plan of the run is known.
 
-    A ledger that holds an unproved claim is refused: the run did something else than the code that would be audited in its
-    place.
+    A ledger with an unproved claim is refused, because the run did not do what the audited code does.
 
     Args:
         ledger: of the run.
         delta: of the audits.
         draws, canaries, confidence, seed, progress: as for `audit_plan`.
-        contributed: audits of methods, which are asked first, for example those of `privet.methods`: the first that returns
-            an audit is taken.
+        contributed: audits of methods, for example those of `privet.methods`, which are tried first; the first that returns an
+            audit is used.
     """
     common: dict[str, Any] = {"delta": delta, "confidence": confidence, "seed": seed, "progress": progress}
     for audits in contributed:
@@ -303,8 +301,7 @@ def recorded(
             return own
     if isinstance(ledger.guarantee, Claimed):
         raise InputError(
-            f"the ledger holds a step that is {ledger.guarantee}: an audit of the code that trains by a proof would say nothing "
-            "about it."
+            f"the ledger holds a step that is {ledger.guarantee}: an audit of code that has a proof would say nothing about it."
         )
     rate, event, count = _step(ledger)
     title, noise = _noise(event)

@@ -1,4 +1,4 @@
-"""The claim that is audited, and the result: a lower bound beside the claim and the highest bound that the audit could reach."""
+"""The audited claim, and the result: a lower bound beside the claim and the highest bound that the audit could reach."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from privet.audit.bounds import Counts, OneRun, TwoSampleBound, ceiling
 from privet.errors import InputError, PrivetError
-from privet.privacy import Event, Ledger, Relation, Spent, accountant_named
+from privet.privacy import Assumed, Event, Guarantee, Ledger, Relation, Spent, accountant_named
 from privet.training.releases import kept_here
 
 REFUSED = "refused"
@@ -30,13 +30,14 @@ Claimable = Event | Ledger | Spent | float
 
 @dataclass(frozen=True)
 class Claim:
-    """An epsilon at a delta, and the sentence that states it."""
+    """An epsilon at a delta, the sentence that states it, and the guarantee in that sentence, in words."""
 
     MAY_BE_INFINITE: ClassVar = ("epsilon",)
 
     epsilon: float
     delta: float
     statement: str
+    guarantee: str = ""
 
     @classmethod
     def of(cls, claimed: Claimable, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> Claim:
@@ -48,13 +49,20 @@ class Claim:
         if isinstance(claimed, Spent):
             if claimed.delta != delta:
                 raise InputError(f"The statement is at delta = {claimed.delta:g} and the audit at {delta:g}: use one.")
-            return cls(claimed.epsilon, delta, str(claimed))
+            return cls(claimed.epsilon, delta, str(claimed), str(claimed.guarantee))
         if isinstance(claimed, bool) or not isinstance(claimed, int | float) or math.isnan(claimed) or claimed < 0:
             raise InputError(
                 f"A claim is an event, a ledger, a statement or an epsilon of at least 0, not {claimed!r}."
             )
         said = f"epsilon = {claimed:g} at delta = {delta:g} (as stated; {Relation.of(relation).describe()})"
         return cls(float(claimed), delta, said)
+
+    def within(self, run: Guarantee) -> Claim:
+        """The same claim as part of a run: if the run's guarantee rests on assumptions, so does the claim's."""
+        if not isinstance(run, Assumed) or not self.guarantee:
+            return self
+        statement = self.statement.replace(f"; {self.guarantee}", f"; {run}", 1)
+        return replace(self, statement=statement, guarantee=str(run))
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,8 @@ class Audit:
         confidence: of the bound.
         method: whose theorem gave the bound.
         evidence: what was drawn, in words.
-        setting: the records and what the attacker sees, in words; empty where the name says it.
-        audited: the parts of a run that were audited, in words; empty where the name says it.
+        setting: the records and what the attacker sees, in words; empty if the name says it.
+        audited: the parts of a run that were audited, in words; empty if the name says it.
         not_audited: the parts of the run that a stand-in replaced, in words. The verdict does not cover them.
         power: how much the audit could have seen, in words: draws or canaries, and the ceiling.
         date: when the audit was made, in ISO format (UTC); empty for audits of version 0.1.0.
@@ -126,6 +134,10 @@ class Audit:
         """The same audit, with the command that made it."""
         return replace(self, command=tuple(command))
 
+    def within(self, run: Guarantee) -> Audit:
+        """The same audit, whose claim is not stronger than the guarantee of the run."""
+        return replace(self, claim=self.claim.within(run))
+
     def leaving_out(self, *parts: str) -> Audit:
         """The same audit with further parts of the run that it does not cover, in words; empty words are left out."""
         return replace(self, not_audited="; ".join(filter(None, (self.not_audited, *parts))))
@@ -154,6 +166,7 @@ class Audit:
             **({"infinite": infinite} if infinite else {}),
             "delta": self.delta,
             "claim": self.claim.statement,
+            "guarantee": self.claim.guarantee,
             "confidence": self.confidence,
             "method": self.method,
             "evidence": self.evidence,
@@ -170,7 +183,7 @@ class Audit:
     def from_dict(cls, plain: dict[str, Any]) -> Audit:
         """Read what `to_dict` wrote, also in version 0.1.0, which did not say what was audited, when and by which command."""
         try:
-            claim = Claim(_number(plain["claimed_epsilon"]), plain["delta"], plain["claim"])
+            claim = Claim(_number(plain["claimed_epsilon"]), plain["delta"], plain["claim"], plain.get("guarantee", ""))
             bounds = _number(plain["lower_bound"]), _number(plain["ceiling"])
             words = (plain["confidence"], plain["method"], plain["evidence"], plain["setting"])
             more = {name: plain.get(name, "") for name in ("audited", "not_audited", "power", "date")}
@@ -183,7 +196,7 @@ Given = ParamSpec("Given")
 
 
 def resumable(audit: Callable[Given, Audit]) -> Callable[Given, Audit]:
-    """An audit that is made once by a command: stopped later and started again, the command finds it (`privet.training`)."""
+    """Make an audit once in a command: if the command is stopped and started again, it reads the result (`privet.training`)."""
 
     @wraps(audit)
     def kept(*given: Given.args, **named: Given.kwargs) -> Audit:
@@ -263,7 +276,7 @@ def audit_scores(
 
 
 def choose_threshold(members: Array, others: Array, bound: TwoSampleBound) -> float:
-    """The threshold with the best bound on these draws: scores from it on are taken for draws with the record."""
+    """The threshold with the best bound on these draws; scores of at least the threshold count as draws with the record."""
     pooled = np.unique(np.concatenate([members, others]))
     if len(pooled) > CANDIDATES:
         # Evenly by rank, and all of the highest and lowest: the best threshold often lies far out.

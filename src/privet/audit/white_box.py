@@ -1,6 +1,6 @@
-"""White-box audits by the code that trains: of one private step, and of every step of a plan, on parts rebuilt from a run.
+"""White-box audits with the training code: of one private step, and of all steps of a plan, on parts rebuilt from a run.
 
-Everything that an audit asks of clipping, noise and sampling goes through `Course`.
+Audits use clipping, noise and sampling only through `Course`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ WARM_UP = 12
 
 
 class Course:
-    """The steps of a plan, one after another, by the code that trains.
+    """The steps of a plan, one after another, made by the training code.
 
     Attributes:
         plan: the run's own sampling, clipping and noise. Its public number of records is adapted to the records of the audit:
@@ -87,7 +87,7 @@ class Course:
 
     @property
     def relation(self) -> Relation:
-        """Add or remove a record; replace one, where the event is bounded for that alone."""
+        """Add or remove a record; or replace one, if the event is bounded only for that."""
         return Relation.ADD_REMOVE if accountant_named("pld").supports(self.event) else Relation.REPLACE_ONE
 
     @property
@@ -136,7 +136,7 @@ class Course:
         return records
 
     def scale(self, model: nn.Module) -> float:
-        """The clipping norm of the next step: the stated influence of one record on the sum; 1 where that is nonsense."""
+        """The clipping norm of the next step: the stated influence of one record on the sum; 1 if that is not a usable number."""
         step = self._step()
         with Engine(model) as engine:
             step.add(engine.empty(), self._state_for(model))
@@ -145,7 +145,7 @@ class Course:
         return stated if 0 < stated < math.inf else 1.0
 
     def sum(self, subject: Subject, rows: Sequence[int], weights: Tensor | None = None) -> BoundedSum:
-        """The clipped sum of these rows of the subject, of which a row may come several times."""
+        """The clipped sum of these rows of the subject; a row may occur several times."""
         step = self._step()
         with Engine(subject.model, loss_reduction="sum") as engine:
             if len(rows):
@@ -178,12 +178,12 @@ class Course:
                 self.advance(self.sum(subject, [0] * BATCH, torch.zeros(BATCH)), Ledger())
 
     def state(self) -> dict[str, Any]:
-        """Where the course stands, as plain data with tensors."""
+        """The state of the course, as plain data with tensors."""
         moved = None if self._state is None else {"clipping": self._state.clipping, "noise": self._state.noise}
         return {"number": self.number, "state": moved, "streams": self.randomness.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where a course of the same plan stood."""
+        """Restore the state of a course of the same plan."""
         self.number = state["number"]
         self._state = None if state["state"] is None else PlanState(**state["state"])
         self.randomness.restore(state["streams"])
@@ -245,7 +245,7 @@ class Subject:
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     def with_opposites(self) -> Subject:
-        """The same, and after it a record with the opposite gradient of each canary, to replace it."""
+        """The same subject with one more record for each canary: its replacement, with the opposite gradient."""
         return dataclasses.replace(
             self,
             inputs=torch.cat([self.inputs, self.inputs[OTHERS:]]),
@@ -283,7 +283,7 @@ class StandIn(nn.Module):
         return torch.stack([F.linear(part, p.reshape(1, -1)).squeeze(1) for part, p in parts]).sum(0)
 
     def directions(self, count: int) -> Tensor:
-        """As many unit gradients, orthogonal to each other: the n-th has coordinate n of the parameters and no other one.
+        """This many orthogonal unit gradients: the n-th has only coordinate n of the parameters.
 
         Half of them are in all parameters that have the coordinate, and the others in a single one each: a clipping that forgets
         a parameter shows.

@@ -38,14 +38,16 @@ def accountant_names() -> list[str]:
 
 @dataclass
 class Planned:
-    """The options of a plan; one of them is left out and computed."""
+    """The options of a plan; the one that is left out is computed."""
 
     examples: Annotated[int | None, typer.Option(help="How many records there are.")] = None
     batch_size: Annotated[int | None, typer.Option(help="How many records a step samples on average.")] = None
     noise: Annotated[float | None, typer.Option(help="The noise multiplier: noise over clipping norm.")] = None
     steps: Annotated[int | None, typer.Option(help="Steps; or give --epochs.")] = None
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; or give --steps.")] = None
-    epsilon: Annotated[float | None, typer.Option(help="A budget, for what is left out.")] = None
+    epsilon: Annotated[
+        float | None, typer.Option(help="The budget, if the noise, steps or batch size is asked for.")
+    ] = None
     relation: Annotated[RelationName | None, typer.Option(help="Which data sets are neighbors.")] = None
 
 
@@ -73,21 +75,21 @@ def account(
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run of Poisson-sampled Gaussian steps costs, and what that means.
+    """Compute the cost of a run of Poisson-sampled Gaussian steps, and explain it.
 
-    Of --batch-size, --noise, --steps (or --epochs) and --epsilon, leave out one: it is computed from the others. Without
-    --epsilon that is the cost of the run; with it, the least noise, the most steps or the largest batch that it allows.
-    For a run that was made already, give its folder or its ledger instead.
+    Leave out one of --batch-size, --noise, --steps (or --epochs) and --epsilon: it is computed from the others. Without
+    --epsilon this is the cost of the run; with it, the least noise, the most steps or the largest batch that the budget allows.
+    For a finished run, give its folder or its ledger instead.
     """
     load_plugins(plugins)
     figure, file = _figure(plot)
     if run is not None:
         if any(value is not None for value in vars(planned).values()):
             raise InputError(
-                f"{run} says what was done: beside it give --delta, --accountant, --explain, --plot or --json."
+                f"{run} states the plan: give only --delta, --accountant, --explain, --plot or --json with it."
             )
         if figure == EPSILONS:
-            raise InputError(f"Of a run that was made there is the figure --plot {TRADEOFF}={file}.")
+            raise InputError(f"For a finished run only the trade-off can be drawn: --plot {TRADEOFF}={file}.")
         spent = _recorded(run, delta, accountant)
         sentence, facts = str(spent), spent.to_dict()
         if as_json:
@@ -116,7 +118,7 @@ def _kind(planned: Planned) -> str:
 
 
 def _answer(planned: Planned, delta: float | None, accountant: str | None) -> Account:
-    """What the plan costs, or what it leaves out."""
+    """The cost of the plan, or the value that was left out."""
     from privet.privacy.budget import account as answer
 
     if planned.examples is None or delta is None:
@@ -151,7 +153,7 @@ def _say(spent: Spent, sentence: str, facts: dict[str, object], *, explained: bo
 
 
 def _figure(plot: str | None) -> tuple[str, Path]:
-    """Which figure, and the file it goes to; a figure's name alone is a file of that name here."""
+    """The figure and its file; without a file, one with the figure's name in the current folder."""
     if plot is None:
         return "", Path()
     if plot in (EPSILONS, TRADEOFF):

@@ -97,7 +97,7 @@ def attack(
         typer.Option(
             "--attack",
             "--attacks",
-            help="Attacks by key, with commas between (privet attacks lists them), or inversion: a picture of each class. "
+            help="Attacks, separated by commas (privet attacks lists them), or inversion: a picture of each class. "
             "Without it, loss for a model and distance for synthetic data.",
             autocompletion=completing(attack_keys),
         ),
@@ -114,7 +114,7 @@ def attack(
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the release of a run, a model or data: can its training records be told from others?
+    """Attack the release of a run (a model or data): can an attacker tell its training records from others?
 
     Every result is appended to the run's record, with date, command and power; page and card list them all.
     """
@@ -166,7 +166,7 @@ def attack(
 
 
 def _with_settings(wanted: Sequence[str], settings: GivenSettings) -> list[Attack]:
-    """The attacks, each with those of the settings that it has; a setting that none of them has is refused."""
+    """The attacks with the settings that each of them has; a setting that none of them has is refused."""
     from privet.attacks import attack_named, attack_names
     from privet.runs.after import attacks_with
 
@@ -197,10 +197,10 @@ def _invert(record: RunRecord, run: Path, model: str, data: str, as_json: bool) 
         echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))
         return
     echo(
-        f"Inversion: from nothing but the model, a picture of each class, of which it is at least "
-        f"{math.floor(1000 * float(found.confidence.min())) / 10:g} % sure; beneath it the mean of the training records"
+        f"Inversion: a picture of each class, made from the model alone, which is at least "
+        f"{math.floor(1000 * float(found.confidence.min())) / 10:g} % sure of it; below it the mean of the training records"
     )
-    echo(f"The picture, to be shown only to those who may see the data: {path}")
+    echo(f"The picture, only for those who may see the data: {path}")
 
 
 def sentences(result: AttackResult, *, public: bool) -> list[str]:

@@ -47,11 +47,11 @@ class ExampleOptions:
     """The parameters of a method that is audited without a run."""
 
     noise: Annotated[
-        float, typer.Option(help="The noise over the clipping norm; of optimized noise, 1/epsilon of a step.")
+        float, typer.Option(help="The noise divided by the clipping norm; for optimized noise, 1/epsilon of a step.")
     ] = 1.0
     rate: Annotated[float, typer.Option(help="The probability that a record is in a step.")] = 1.0
     steps: Annotated[
-        int, typer.Option(help="Above 1: also a whole training of this many steps.", min=1, max=1_000_000)
+        int, typer.Option(help="If above 1, also audit a whole training of this many steps.", min=1, max=1_000_000)
     ] = 1
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5
 
@@ -61,11 +61,14 @@ class EffortOptions:
     """How hard the audit tries."""
 
     draws: Annotated[
-        int, typer.Option(help="Releases of one step with, and as many without, a record.", min=40, max=100_000_000)
+        int,
+        typer.Option(
+            help="Number of releases of one step with a record, and as many without it.", min=40, max=100_000_000
+        ),
     ] = 20_000
-    canaries: Annotated[int, typer.Option(help="Canaries of a whole training.", min=40, max=1_000_000)] = 1000
-    confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.99
-    seed: Annotated[int, typer.Option(help="Of the audit.", min=0, max=LARGEST_SEED)] = 0
+    canaries: Annotated[int, typer.Option(help="Number of canaries in a whole training.", min=40, max=1_000_000)] = 1000
+    confidence: Annotated[float, typer.Option(help="The confidence of the lower bounds.")] = 0.99
+    seed: Annotated[int, typer.Option(help="The seed of the audit.", min=0, max=LARGEST_SEED)] = 0
 
     def power(self) -> Power:
         from privet.methods import Power
@@ -79,12 +82,10 @@ def audit(
     example: ExampleOptions,
     effort: EffortOptions,
     control: ControlOptions,
-    run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run, to audit what it did.")
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The folder of the run to audit.")] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="Or the method to audit, without a run.", autocompletion=completing(method_keys)),
+        typer.Option(help="A method to audit without a run.", autocompletion=completing(method_keys)),
     ] = None,
     clipping: Annotated[str | None, typer.Option(hidden=True, help="Moved: write --method dpsgd-CLIPPING.")] = None,
     laboratory: Annotated[
@@ -93,7 +94,9 @@ def audit(
     runs: Annotated[
         int,
         typer.Option(
-            help="Trainings with, and as many without, a record at a station of the laboratory.", min=40, max=1_000_000
+            help="Trainings with a record, and as many without it, at each station of the laboratory.",
+            min=40,
+            max=1_000_000,
         ),
     ] = 800,
     model: Model = "",
@@ -102,9 +105,9 @@ def audit(
 ) -> None:
     """Bound epsilon from below by attacking the mechanism itself; exits with 1 if a claim is refuted.
 
-    An audit runs the code that trains, on the records that reveal the most, and sees everything that it releases. Of a run
-    it rebuilds the method, plan, clipping and model, and appends the result to the run's record. Without a run it audits one
-    step of every way of clipping, or the named method, and the library's whole training path at the stations of the laboratory.
+    An audit runs the training code on the records that reveal the most, and sees everything that the code releases. For a run,
+    it rebuilds the method, plan, clipping and model, and appends the result to the run's record. Without a run, it audits one
+    step of every kind of clipping, or the named method, and the library's whole training path at the stations of the laboratory.
     """
     load_plugins(plugins)
     if run is not None and method is not None:
@@ -142,7 +145,7 @@ def audit(
 def _preview(
     run: Path | None, method: str | None, example: ExampleOptions, effort: EffortOptions, runs: int, model: str
 ) -> Preview:
-    """What the audit would do. It needs no records: the code that trains is run on made-up ones."""
+    """Describe the audit without making it. It needs no records: the training code runs on made-up ones."""
     from privet.runs.after import audits_of
     from privet.runs.preview import Estimate, Preview, rehearse
 
@@ -173,9 +176,9 @@ def _preview(
 
 @contextmanager
 def _kept(resume: bool, *asked: object) -> Iterator[None]:
-    """Keep the audits of an audit without a run until all of them are made, in this user's folder for such things.
+    """Keep the parts of an audit without a run in the user's folder until all of them are finished.
 
-    The name of the folder says what was asked for: another audit does not meet it. Without `resume` it begins empty.
+    The name of the folder is a hash of the options, so that different audits do not mix. Without `resume` it starts empty.
     """
     from privet import __version__
     from privet.io.places import unfinished_folder
@@ -187,9 +190,7 @@ def _kept(resume: bool, *asked: object) -> Iterator[None]:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        echo(
-            f"privet: {place} cannot be written ({error.strerror}), so an audit that is stopped begins anew.", err=True
-        )
+        echo(f"privet: {place} cannot be written ({error.strerror}), so this audit cannot be resumed.", err=True)
         yield
         return
     with alone_in(place):
@@ -211,7 +212,7 @@ CLIPPINGS = {
     "adaptive": "dpsgd-adaptive",
     "elliptical": "optimized-noise-elliptical",
 }
-"""The methods that the values of --clipping of version 0.1 mean; None for all of them."""
+"""The methods that replace the values of --clipping of version 0.1; None for all methods."""
 
 
 def _moved(clipping: str) -> str | None:
@@ -225,6 +226,7 @@ def _moved(clipping: str) -> str | None:
 def _of_method(method: str | None, example: ExampleOptions, power: Power, progress: Any) -> tuple[Audit, ...]:
     from privet.methods import method_named
     from privet.methods.statistics import audit_release
+    from privet.privacy import Assumed
 
     if method in RELEASES:
         asked: dict[str, Any] = {"draws": power.draws, "confidence": power.confidence, "seed": power.seed}
@@ -240,12 +242,13 @@ def _of_method(method: str | None, example: ExampleOptions, power: Power, progre
                     "privet.audit.mechanism or privet.audit.trainer."
                 )
             continue
-        found += named.audits(ran, power, progress)
+        made = named.audits(ran, power, progress)
+        found += [one.within(Assumed(named.trusted)) for one in made] if named.trusted else made
     return tuple(found)
 
 
 def _every() -> list[str]:
-    """The methods that an audit without a run and without a method audits."""
+    """The methods that are audited if neither a run nor a method is given."""
     from privet.methods import METHODS
 
     return [*(key for key in METHODS if key.startswith("dpsgd")), "optimized-noise-elliptical"]

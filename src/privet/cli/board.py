@@ -1,4 +1,4 @@
-"""Methods while they run: a live table on a terminal, in a log a line now and then; and the table at the end."""
+"""The progress of several methods: a live table on a terminal, a few lines in a log; and the table of results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VACUOUS_MARKS = {"proved": "∅ proved, vacuous", "assumed": "∅ assumed, vacuo
 
 @contextmanager
 def board(delta: float, *, quiet: bool = False) -> Iterator[Show]:
-    """Shows where every method stands: call what it gives with the lanes whenever something may have changed."""
+    """Show the progress of every method. Call the yielded function with the lanes whenever something may have changed."""
     if not sys.stderr.isatty():
         yield _lines(quiet)
         return
@@ -65,7 +65,7 @@ def _work(lane: Lane) -> str:
 
 
 def _left(lane: Lane) -> str:
-    """As much time for each step as until now."""
+    """The time left, if each step takes as long as the steps so far."""
     done, total = lane.standing.get("step") or 0, lane.standing.get("steps") or 0
     if lane.state != "running" or not done or not total:
         return ""
@@ -73,7 +73,7 @@ def _left(lane: Lane) -> str:
 
 
 def _lines(quiet: bool) -> Show:
-    """A line for each that ends, and where the others stand every quarter of a minute."""
+    """Print a line when a method ends, and the progress of the others every 15 seconds."""
     told: set[str] = set()
     last = time.monotonic()
 
@@ -127,9 +127,11 @@ def table(result: Comparison) -> None:
     console = Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
     console.print(shown)
     if (best := result.best) is not None:
-        console.print(f"The most accurate whose statement holds: {best.row.title}, with {best.spent}", soft_wrap=True)
+        console.print(
+            f"The most accurate method with a statement that holds: {best.row.title}, with {best.spent}", soft_wrap=True
+        )
     if result.together is not None:
-        console.print(f"To choose among them costs what all of them cost together: {result.together}", soft_wrap=True)
+        console.print(f"Choosing among them costs as much as all of them together: {result.together}", soft_wrap=True)
 
 
 def _cells(outcome: Compared) -> list[str]:
@@ -153,7 +155,7 @@ def _cells(outcome: Compared) -> list[str]:
 
 
 def _audited(outcome: Compared) -> str:
-    """The bound of the audit, and of what it is one: the epsilon of one step is not that of the run."""
+    """The bound of the audit and what it covers: the epsilon of one step is not that of the run."""
     from privet.audit.result import round_down
     from privet.privacy.spent import round_up
 

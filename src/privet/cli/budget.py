@@ -43,32 +43,33 @@ def open_account(
         int | None, typer.Option(help="The public number of records (or users): delta follows from it.", min=1)
     ] = None,
     relation: Annotated[
-        RelationName, typer.Option(help="Which data sets are neighbors: one record more or less, or another one.")
+        RelationName,
+        typer.Option(help="Which data sets are neighbors: with one record added or removed, or with one replaced."),
     ] = RelationName.add_remove,
     unit: Annotated[str, typer.Option(help="What is protected: record or user.")] = "record",
     note: Note = "",
     data: Annotated[
         Path | None,
-        typer.Option(help="A data file or folder: runs on the data there then use the account without being told."),
+        typer.Option(help="A data file or folder: runs on it then use the account by default."),
     ] = None,
     stated_share: Annotated[
         float | None,
         typer.Option(
-            help="The share of delta for spending of which only epsilon and delta are known; 0.1 by default.",
+            help="The share of delta kept for charges that state only epsilon and delta; 0.1 by default.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open an account, once, with the total of everything that may ever be done to the data. It cannot be changed later."""
+    """Open an account with a total for everything that may ever be done to the data. The total cannot be changed later."""
     from privet.privacy import delta_warning, usual_delta
     from privet.privacy.data_account import DataAccount, bind, bound_account
 
     if delta is None and records is None:
-        raise InputError("Give --delta, or --records from which it follows.")
+        raise InputError("Give --delta, or --records to compute it.")
     if data is not None:
         kind_of(data)
     if data is not None and (held := bound_account(data)) is not None:
-        raise InputError(f"The data in {data} are on the account {held} already, which counts what was done to them.")
+        raise InputError(f"The data in {data} already have the account {held}.")
     chosen = delta if delta is not None else usual_delta(records or 0)
     if records is not None and (said := delta_warning(chosen, records, unit)):
         echo(f"privet: {said}", err=True)
@@ -82,7 +83,7 @@ def open_account(
     echo("Keep this line elsewhere, and check the account against it later:")
     echo(account.head_line)
     if bound is not None:
-        echo(f"Runs on the data in {bound.parent} use it without being told: {bound}")
+        echo(f"Runs on the data in {bound.parent} use it by default: {bound}")
 
 
 @verbs.command("show", epilog="Example:  privet budget show patients")
@@ -129,11 +130,13 @@ def show(
 class ChargeOptions:
     """What was spent: a statement, Gaussian steps, or runs in folders."""
 
-    epsilon: Annotated[float | None, typer.Option(help="The epsilon that was spent, as proved elsewhere.")] = None
+    epsilon: Annotated[float | None, typer.Option(help="The epsilon that was spent, proved elsewhere.")] = None
     delta: Annotated[float | None, typer.Option(help="With --epsilon: its delta; 0 without it.")] = None
     relation: Annotated[
         RelationName | None,
-        typer.Option(help="With --epsilon: the neighbors of that statement; the account's by default."),
+        typer.Option(
+            help="With --epsilon: the neighboring relation of that statement; by default, that of the account."
+        ),
     ] = None
     noise: Annotated[
         float | None, typer.Option(help="Instead of --epsilon: the noise multiplier of Gaussian steps.", min=0.0)
@@ -145,7 +148,7 @@ class ChargeOptions:
         typer.Option("--run", help="The folder of a run that was made without the account; repeat it for several."),
     ] = None
     happened: Annotated[
-        bool, typer.Option("--happened", help="It was spent already: enter it even if it passes the total.")
+        bool, typer.Option("--happened", help="It was already spent: enter it even if it exceeds the total.")
     ] = False
 
     def check(self, note: str) -> None:
@@ -157,7 +160,7 @@ class ChargeOptions:
         if self.noise is None and (self.rate is not None or self.steps is not None):
             raise InputError("--rate and --steps belong to --noise: leave them out.")
         if self.runs and self.happened:
-            raise InputError("A run in a folder has happened, so --happened changes nothing: leave it out.")
+            raise InputError("A run in a folder has already been made, so --happened changes nothing: leave it out.")
         if not self.runs and not note.strip():
             raise InputError("Say with --note who spent it, and on what.")
         for folder in self.runs or ():

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 EVERY = "all"
 MOST_MINUTES = 525_600
-"""A year: whoever waits longer gives 0."""
+"""A year; 0 means no limit."""
 
 
 def method_keys() -> list[str]:
@@ -55,18 +55,19 @@ def method_keys() -> list[str]:
 class RaceOptions:
     """How the methods run."""
 
-    out: Annotated[Path, typer.Option(help="The folder of the comparison; one that was stopped goes on.")] = Path(
+    out: Annotated[Path, typer.Option(help="The folder of the comparison; a stopped one is continued.")] = Path(
         "runs/compare"
     )
     minutes: Annotated[
-        float, typer.Option(help="How long each method may train; 0: as long as it takes.", min=0, max=MOST_MINUTES)
+        float,
+        typer.Option(help="The most minutes that each method may train; 0 for no limit.", min=0, max=MOST_MINUTES),
     ] = 0.0
     methods: Annotated[
         list[str] | None,
         typer.Option(
             "--method",
             "--methods",
-            help="One method, or several with commas between, or all; without it, those that fit and do not train for long.",
+            help="Methods, separated by commas, or all. By default, those that fit the data and train quickly.",
             autocompletion=completing(method_keys),
         ),
     ] = None
@@ -75,7 +76,8 @@ class RaceOptions:
         typer.Option(help="Write the table to this .csv or .tex file too. Columns named internal are not for release."),
     ] = None
     at_once: Annotated[
-        int | None, typer.Option("--jobs", help="How many at once; without it, one for each core.", min=1, max=1000)
+        int | None,
+        typer.Option("--jobs", help="How many methods run at once; by default, one for each core.", min=1, max=1000),
     ] = None
 
 
@@ -94,14 +96,14 @@ def compare(
 ) -> None:
     """Run every method that fits the data at one budget, attack and audit each, and show them side by side on one page.
 
-    Each method runs in a process of its own. Stopped and called again with the same options, it goes on, with --resume or
-    without it: what is finished is not run again. Looking at all of
-    them to choose one costs what all of them cost together: the page says how much.
+    Each method runs in its own process. A stopped comparison goes on if it is called again with the same options, with or
+    without --resume: finished methods are not run again. Choosing one of the methods by their results costs as much as all
+    of them together; the page says how much.
     """
     load_plugins(plugins)
     budget.check()
     if math.isnan(race.minutes):
-        raise InputError("--minutes is a number from 0 on, and not nan.")
+        raise InputError("--minutes is a number of at least 0, and not nan.")
     from privet.methods import METHODS
     from privet.report.export import check_suffix, export
     from privet.runs import Measuring
@@ -149,7 +151,7 @@ def compare(
 
 
 def say_dry_run(job: Job, task: Task, out: Path, at_once: int | None, as_json: bool) -> None:
-    """What the comparison would do."""
+    """Describe the comparison without making it."""
     from privet.runs.preview import preview_comparison
     from privet.runs.race import cores
 
@@ -195,7 +197,7 @@ def say(result: Comparison, out: Path, as_json: bool) -> None:
         table(result)
         echo(f"The page{', which is internal' if private else ''}: {page}")
     if not any(outcome.record is not None for outcome in result.outcomes):
-        raise PrivetError(f"No method finished: the reasons are in {page} and in the .log files beside it.")
+        raise PrivetError(f"No method finished. The reasons are in {page} and in the .log files beside it.")
 
 
 def _check_attacks(job: Job, methods: list[str], task: Task) -> None:

@@ -14,7 +14,7 @@ from privet.cli.progress import fetching
 if TYPE_CHECKING:
     from privet.data import CatalogEntry, Dataset
 
-# For tab completion only: the catalog itself takes PyTorch's second to import, too long for a key press.
+# For tab completion only: the catalog imports PyTorch, which takes too long for a key press.
 NAMES = ("mnist", "fashion-mnist", "cifar10", "digits", "sms-spam", "sotu")
 
 verbs = typer.Typer(no_args_is_help=True, help="Get data sets and list them.")
@@ -26,7 +26,7 @@ def get(
     name: Annotated[str, typer.Argument(help="A name that `privet data list` shows.", autocompletion=lambda: NAMES)],
     from_: Annotated[
         Path | None,
-        typer.Option("--from", help="A folder or archive of yours that holds the files; nothing else is tried."),
+        typer.Option("--from", help="Your own folder or archive with the files; no other source is tried."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

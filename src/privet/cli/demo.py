@@ -1,4 +1,4 @@
-"""`privet demo`: the main job end to end, by four methods that put their noise in four places."""
+"""`privet demo`: the whole toolkit end to end, with four methods that add their noise in four places."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 FALLBACK = "digits"
 RECIPES = {"mnist": "mnist-scattering", "fashion-mnist": "fashion-scattering", "digits": "digits-linear"}
 METHODS = ("dpsgd", "moments", "optimized-noise-elliptical", "residual")
-"""In the order of their start: on two cores the longest does not come last."""
+"""The methods in the order they start: on two cores the longest must not come last."""
 STUDENT_EPOCHS = 10
 OLDER = ("CARD.md", "card.json", "ledger.jsonl", "model.safetensors", "record.json", "steps.csv")
-"""What a demo left in its folder when it was one run: a newer one takes its place."""
+"""Files of a demo of version 0.1, which was a single run; a new demo replaces them."""
 
 
 @verb("demo", "privet demo --epsilon 1 --out runs/tighter")
@@ -37,7 +37,7 @@ def demo(
     data: Annotated[
         str | None,
         typer.Option(
-            help="mnist, fashion-mnist or digits; without it mnist, or digits where mnist is not available.",
+            help="mnist, fashion-mnist or digits. By default mnist, or digits if mnist is not available.",
             autocompletion=lambda: [name for name in NAMES if name in RECIPES],
         ),
     ] = None,
@@ -75,9 +75,9 @@ def demo(
 
 
 def _result(job: Job, dataset: Dataset, out: Path, resume: bool, quiet: bool) -> Comparison:
-    """Run the demo beside `out`, and put it there when it is finished: one that is stopped leaves the last one as it was.
+    """Run the demo in a folder beside `out` and move it to `out` when it is finished, so that a stopped demo replaces nothing.
 
-    Stopped and called again, it goes on, also where it was stopped while it was put into its place.
+    If it is called again after a stop, it goes on, even if it was stopped during the move.
     """
     from privet.runs.comparison import read_result
     from privet.training.folder import alone_in
@@ -97,7 +97,7 @@ def _result(job: Job, dataset: Dataset, out: Path, resume: bool, quiet: bool) ->
 
 
 def _holds(out: Path, job: Job) -> bool:
-    """Whether `out` holds this demo, finished."""
+    """Whether `out` holds this demo and it is finished."""
     from privet.io.names import COMPARISON
     from privet.runs.job import JOB, Job
 
@@ -107,7 +107,7 @@ def _holds(out: Path, job: Job) -> bool:
 
 
 def _put(finished: Path, out: Path) -> None:
-    """Put a finished demo into its place."""
+    """Move a finished demo to its folder."""
     from privet.io.names import LOCK
 
     out.mkdir(parents=True, exist_ok=True)
@@ -145,12 +145,12 @@ def _check_folder(out: Path) -> None:
 
 
 def _records(name: str | None, *, made_up: bool = False) -> tuple[Dataset, str]:
-    """The data set, and a note for the record where it is not the one that was wanted; for a dry run, made-up records."""
+    """The data set, and a note for the record if it replaces MNIST; for a dry run, made-up records."""
     from privet import data
     from privet.methods import DataSpec
 
     if name is not None and name not in RECIPES:
-        raise InputError(f"The demo has no recipe for {name!r}: it has them for {', '.join(RECIPES)}.")
+        raise InputError(f"The demo has no recipe for {name!r}. It has recipes for {', '.join(RECIPES)}.")
     if made_up:
         return load_records(DataSpec(name or "mnist"), made_up=True), ""
     try:
@@ -163,4 +163,4 @@ def _records(name: str | None, *, made_up: bool = False) -> tuple[Dataset, str]:
             raise
         echo(f"privet: {error}", err=True)
         echo("privet: MNIST is not available, so the demo uses the small digits data set instead.", err=True)
-        return data.get(FALLBACK), "MNIST is not available, so this small data set was taken."
+        return data.get(FALLBACK), "MNIST is not available, so this small data set was used."

@@ -1,4 +1,4 @@
-"""`privet methods`, `privet recipes` and `privet attacks`: what there is, from the registries."""
+"""`privet methods`, `privet recipes` and `privet attacks`: lists from the registries."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def table_of_settings(key: str) -> str:
 
 
 def _together(keys: Sequence[str]) -> str:
-    """Keys as code; of one that begins as the first does, only the rest."""
+    """Keys as code; a key that begins like the first one is shortened to its ending."""
     first = keys[0]
     rest = ", ".join(f"`{key.removeprefix(first)}`" for key in keys[1:])
     return f"`{first}` ({rest})" if rest else f"`{first}`"

@@ -1,4 +1,4 @@
-"""Which options a verb uses: one that would change nothing is refused, never ignored. Options of version 0.1 are translated."""
+"""Which options a verb uses. Unused options are refused, never ignored; options of version 0.1 are translated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Only:
-    """An option that is used under a condition on the other ones; `otherwise` says which."""
+    """An option that is used only under a condition on the others; `otherwise` describes the condition."""
 
     met: Callable[[Values], bool]
     otherwise: str
@@ -149,7 +149,7 @@ def given(context: typer.Context) -> dict[str, str]:
 
 
 def either(names: Sequence[str]) -> str:
-    """ "--method a, b or c": what all begin with is said once."""
+    """ "--method a, b or c": a common prefix is written once."""
     option = names[0].split()[0]
     if option.startswith("--") and all(name.startswith(f"{option} ") for name in names[1:]):
         names = [names[0], *(name.removeprefix(f"{option} ") for name in names[1:])]

@@ -26,7 +26,7 @@ from privet.errors import PrivetError, PrivetWarning
 from privet.io import keep_freed_memory, of_the_path, printable, why_refused
 from privet.io.names import LEDGER
 
-# The order of the work. A verb is listed in the help when its file registers it, never before it works.
+# The order in which users need the verbs. The help lists a verb once its file has registered it.
 ORDER = (
     "data",
     "methods",
@@ -69,7 +69,7 @@ class Verbs(TyperGroup):
             echo("privet: stopped; what was finished before is kept.", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
-            if error.errno == errno.EPIPE:  # whoever read the output has stopped reading
+            if error.errno == errno.EPIPE:  # the reader of the output has closed it
                 raise
             where = error.filename if error.filename is not None else "A file"
             echo(f"privet: {where} cannot be read or written {why_refused(error)}.", err=True)
@@ -77,30 +77,28 @@ class Verbs(TyperGroup):
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and not any(said in str(error) for said in TOO_LARGE):
                 raise
-            echo(
-                "privet: This machine has too little memory for that: use fewer records, or a smaller model.", err=True
-            )
+            echo("privet: This machine has too little memory: use fewer records or a smaller model.", err=True)
             raise typer.Exit(1) from None
 
 
 TOO_LARGE = ("can't allocate memory", "out of memory")
-"""What PyTorch says instead of a MemoryError."""
+"""Whether this is PyTorch's form of a MemoryError."""
 
 
 def echo(text: object = "", *, err: bool = False) -> None:
-    """Print a text. Names and notes from elsewhere may be in it, so nothing is left that a terminal takes for a command."""
+    """Print a text without control characters: it may contain names and notes from other people's files."""
     typer.echo("\n".join(printable(line) for line in str(text).split("\n")), err=err)
 
 
 class Stopped(PrivetError):  # noqa: N818 - a name that reads as what happened
-    """The user has stopped the program; the message says how to go on."""
+    """The user has stopped the program; the message says how to continue."""
 
     exit_code = INTERRUPTED
 
 
 @contextmanager
 def how_to_go_on(out: Path | None = None, *, pays: bool = True) -> Iterator[None]:
-    """If the command is stopped inside, say how it goes on.
+    """If the command is stopped inside this context, print how to continue it.
 
     Args:
         out: the folder that --out names, or that was chosen without it; None for a verb that has no such option.
@@ -118,7 +116,7 @@ def how_to_go_on(out: Path | None = None, *, pays: bool = True) -> Iterator[None
 
 
 def command_to_go_on(out: Path | None = None) -> str:
-    """The command that was called, with --resume, as it can be typed."""
+    """The command that was called, with --resume, quoted for a shell."""
     words = ["privet", *sys.argv[1:]]
     if out is not None and not any(word == "--out" or word.startswith("--out=") for word in words):
         words += ["--out", str(out)]
@@ -189,7 +187,7 @@ def _program(
 
 
 def _warn_in_sentences() -> None:
-    """Show Privet's warnings as sentences, without the place in the code that a program's user does not know."""
+    """Show Privet's warnings as sentences, without file names and line numbers."""
     usual = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *more: Any, **named: Any) -> None:
@@ -203,8 +201,8 @@ def _warn_in_sentences() -> None:
 
 def main() -> None:
     """Run `privet` with the arguments of the process."""
-    # Threads that wait by spinning starve each other as soon as anything else runs on the machine: a step of the demo
-    # then took six times as long. This must be set before PyTorch is imported.
+    # Threads that spin while they wait starve each other when anything else runs on the machine: a step of the demo
+    # took six times as long. This must be set before PyTorch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     keep_freed_memory()
     _warn_in_sentences()

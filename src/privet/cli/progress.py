@@ -1,4 +1,4 @@
-"""Progress on the error stream: a bar on a terminal; in a log, a line now and then for what takes long."""
+"""Progress on the error stream: a bar on a terminal; in a log, a line every 15 seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 15.0
 
 @contextmanager
 def fetching() -> Iterator[Fetched | None]:
-    """A bar for files on their way: called with what is fetched, the bytes so far and the bytes in all."""
+    """A progress bar for downloads: called with the file's name, the bytes so far and all bytes."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -43,17 +43,16 @@ def fetching() -> Iterator[Fetched | None]:
 
 @contextmanager
 def computing() -> Iterator[Fetched]:
-    """Other long work, such as features, shadow models or an audit: what it is, how much is done, and of how much."""
+    """A progress bar for other long work (features, shadow models, audits): called with its name, the work done and all work."""
     with training(0.0, "Starting") as show:
         yield lambda what, done, total: show({"what": what, "step": done, "steps": total})
 
 
 @contextmanager
 def training(delta: float, first: str = "Calibrating the noise") -> Iterator[Stepped]:
-    """The steps of a training: loss, epsilon so far (with its delta) and the time left.
+    """The progress of a training: loss, epsilon so far (with its delta) and the time left.
 
-    Until the first step it says `first`.
-    Something without a loss is other work, which is shown in the same place under the name that it gives as "what".
+    Until the first step it shows `first`. Reports without a loss are about other work; their "what" is shown instead.
     """
     if not sys.stderr.isatty():
         yield _lines(delta)
@@ -79,7 +78,7 @@ def training(delta: float, first: str = "Calibrating the noise") -> Iterator[Ste
 
 
 def _lines(delta: float) -> Stepped:
-    """A line every quarter of a minute, and none for what is done sooner: logs stay short."""
+    """Print a line every 15 seconds, and none for shorter work: logs stay short."""
     from privet.report.words import duration
 
     began = last = time.monotonic()
@@ -89,7 +88,7 @@ def _lines(delta: float) -> Stepped:
         nonlocal began, last, doing
         now = time.monotonic()
         what, done, total = step.get("what", "Training"), step["step"], step["steps"]
-        if what != doing:  # the time left is that of what is being done
+        if what != doing:  # the time left is for the current work only
             began, doing = now if doing else began, what
         if now - last < SECONDS_BETWEEN_LINES:
             return

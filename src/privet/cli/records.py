@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def completing(names: Callable[[], Sequence[str]]) -> Callable[[typer.Context], list[str]]:
-    """Tab completion by `names`, after the plug-ins were loaded that stand before the cursor."""
+    """Tab completion by `names`, after the plug-ins named before the cursor are loaded."""
 
     def complete(context: typer.Context) -> list[str]:
         # A key press must not fail, and whatever a plug-in prints would become a name.
@@ -45,7 +45,7 @@ def completing(names: Callable[[], Sequence[str]]) -> Callable[[typer.Context], 
 
 
 def with_plugins(names: Sequence[str], group: str, module: str, table: str) -> list[str]:
-    """`names` and those of plug-ins, for tab completion, without the second that importing PyTorch takes.
+    """`names` and those of plug-ins, for tab completion, without importing PyTorch, which takes a second.
 
     Args:
         names: Privet's own.
@@ -84,23 +84,23 @@ class RecordOptions:
         typer.Option(
             "--users",
             metavar="COLUMN",
-            help="For csv: and parquet: the column that names the owner of a row; for sotu: speaker. A user is then "
-            "protected with all their rows, and --public-size counts users. A schema can name it as user.",
+            help="For csv: and parquet: the column that names the user each row belongs to; for sotu: speaker. Each user is "
+            "then protected with all their rows, and --public-size counts users. A schema can name the column, too (user:).",
         ),
     ] = ""
     public_size: Annotated[
         int | None,
         typer.Option(
-            help="How many records there are, as far as that is public: rate, steps and delta follow from it. Without it the "
-            "true number is taken as public. Of data with a test part of its own: how many training records.",
+            help="The public number of records, from which rate, steps and delta follow; for data with their own test part, of "
+            "training records. By default the true number is taken as public.",
             min=1,
         ),
     ] = None
     hold_out: Annotated[
         float | None,
         typer.Option(
-            help="Hold out this share of the records WITHOUT protection and measure on it exactly. Without it all records are "
-            "protected, and a fifth is measured on with noise."
+            help="Hold out this share of the records WITHOUT protection and measure on it exactly. By default all records are "
+            "protected, and the accuracy is measured on a fifth of them with noise."
         ),
     ] = None
     unprotected_test: Annotated[
@@ -114,8 +114,8 @@ class RecordOptions:
     account: Annotated[
         str,
         typer.Option(
-            help="The account of these data (privet budget), by name or path: the run is charged to it before a record is used. "
-            "Without it, the one that a file .privet-account beside the data names.",
+            help="The account of these data (privet budget), by name or path. The run is charged to it before any record is "
+            "used. By default, the account named in the file .privet-account beside the data.",
             autocompletion=account_names,
         ),
     ] = ""
@@ -139,18 +139,20 @@ class RecordOptions:
 Epsilon = Annotated[float, typer.Option(help="The budget: the epsilon of the whole run.")]
 Delta = Annotated[
     float | None,
-    typer.Option(help="The delta of the statement; without it, a power of ten below 1 / the public number of records."),
+    typer.Option(help="The delta of the statement; by default, a power of ten below 1 / the public number of records."),
 ]
 LARGEST_SEED = 2**63 - 1
 Seed = Annotated[
     int | None,
-    typer.Option(help="Makes the run repeatable; such a release is not for publication.", min=0, max=LARGEST_SEED),
+    typer.Option(
+        help="A seed makes the run repeatable; do not publish the release of a seeded run.", min=0, max=LARGEST_SEED
+    ),
 ]
 PublicRecords = Annotated[
     str,
     typer.Option(
-        help="Public records without labels, for methods that learn from some (pate): how many of the test records, or "
-        "another data set, as --data takes it."
+        help="Public records without labels, for methods that need them (pate): a number of test records, or another data "
+        "set, written as for --data."
     ),
 ]
 Plugins = Annotated[
@@ -162,7 +164,7 @@ Attacks = Annotated[
     typer.Option(
         "--attack",
         "--attacks",
-        help="Attacks by key, with commas between (privet attacks lists them); without it, the quick one that fits.",
+        help="Attacks, separated by commas (privet attacks lists them); by default, a quick one that fits.",
     ),
 ]
 
@@ -199,7 +201,7 @@ class SettingOptions:
     recipe: Annotated[
         str,
         typer.Option(
-            help="A recipe by name, or a .yaml file; without it, the one that fits the records. Short for --set recipe=...",
+            help="A recipe by name, or a .yaml file; by default, the one that fits the records. Short for --set recipe=...",
             autocompletion=lambda: recipe_names(),
         ),
     ] = ""
@@ -220,7 +222,8 @@ class SettingOptions:
 
 
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on where the same command was stopped, or start; what is finished stays.")
+    bool,
+    typer.Option("--resume", help="Continue where the same command was stopped, or start; finished parts are kept."),
 ]
 
 
@@ -228,41 +231,39 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what would be done, what it would cost, about how long it would take and what would be written; then stop.",
+        help="Print the plan, its cost, an estimate of the time and the files to be written; then stop.",
     ),
 ]
 
 
 @dataclass
 class ControlOptions:
-    """Whether a command goes on where it was stopped, and whether it only says what it would do."""
+    """Whether to continue a stopped command, and whether only to print the plan."""
 
     resume: Resume = False
     dry_run: DryRun = False
 
 
 def say_preview(preview: Preview, as_json: bool) -> None:
-    """What a command would do, for a terminal or for a program."""
+    """Print the plan of a command, for a terminal or for a program."""
     for line in [json.dumps(preview.to_dict(), indent=1)] if as_json else preview.lines():
         echo(line)
 
 
 @dataclass
 class RunOptions:
-    """What else a run takes: attacks, plug-ins, the runs before it, and whether it goes on."""
+    """Further options of a run: attacks, plug-ins, earlier runs, resuming, trackers."""
 
     attacks: Attacks = None
     plugins: Plugins = None
     tuned_from: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The folder of a run on the same records by which settings were chosen: the card counts it too, as it does "
-            "those beside --out. Repeat the option to give several.",
+            help="The folder of an earlier run on the same records that was used to choose settings: the card counts its cost, "
+            "too, like that of the runs beside --out. Repeat the option to give several.",
         ),
     ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out that was stopped, or start it.")
-    ] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the stopped run in --out, or start it.")] = False
     dry_run: DryRun = False
     track: Annotated[
         list[str] | None,
@@ -293,7 +294,7 @@ def recipe_names() -> list[str]:
 
 
 def keys(texts: Sequence[str] | None) -> list[str]:
-    """Keys that were given with commas between them, each once."""
+    """The keys in a list separated by commas, each once."""
     return list(dict.fromkeys(key.strip() for text in texts or () for key in text.split(",") if key.strip()))
 
 
@@ -310,13 +311,15 @@ def check_budget(epsilon: float, delta: float | None) -> None:
         raise InputError(f"--epsilon must be a number above 0, and is {epsilon}.")
     if not LEAST_EPSILON <= epsilon <= 1 / LEAST_EPSILON:
         raise InputError(
-            f"--epsilon is from {LEAST_EPSILON:g} to {1 / LEAST_EPSILON:g}, and not {epsilon:g}: with less nothing can be "
-            "learned, and with more nothing is protected."
+            f"--epsilon is from {LEAST_EPSILON:g} to {1 / LEAST_EPSILON:g}, and not {epsilon:g}: below, nothing can be learned; "
+            "above, nothing is protected."
         )
     if delta is not None and not 0 < delta < 1:
         raise InputError(f"--delta must lie between 0 and 1, and is {delta}.")
     if delta is not None and delta < LEAST_DELTA:
-        raise InputError(f"--delta is at least {LEAST_DELTA:g}, and not {delta:g}: accountants compute with no less.")
+        raise InputError(
+            f"--delta is at least {LEAST_DELTA:g}, and not {delta:g}: accountants cannot compute with less."
+        )
     if delta is not None and delta > MOST_DELTA:
         raise InputError(
             f"--delta is at most {MOST_DELTA:g}, and not {delta:g}: a statement with more protects nobody."
@@ -324,7 +327,7 @@ def check_budget(epsilon: float, delta: float | None) -> None:
 
 
 LEAST_EPSILON, LEAST_DELTA, MOST_DELTA = 1e-6, 1e-100, 0.5
-"""The limits of a budget: searching for the noise of another one would not end."""
+"""The limits of a budget: outside them, the search for the noise would not end."""
 
 
 def load_records(spec: DataSpec, *, made_up: bool = False) -> Dataset:
@@ -336,7 +339,7 @@ def load_records(spec: DataSpec, *, made_up: bool = False) -> Dataset:
 
 
 def say_account(spec: DataSpec, out: Path) -> None:
-    """Where the account of the records stands, on the error stream; one that was passed or damaged is refused at once."""
+    """Print the state of the records' account on the error stream; refuse at once if it is exceeded or damaged."""
     from privet.runs.accounts import account_of
 
     account = account_of(spec, out)
@@ -359,8 +362,8 @@ def load_again(about: DataSummary, given: str = "") -> Dataset:
 
     if not given and about.source.startswith(PREFIX):
         raise InputError(
-            f"The records came from {about.source}, whose code is not run because a file names it: if you trust it, name it "
-            f"yourself (--data {about.source})."
+            f"The records came from {about.source}. Privet does not run code only because a file names it: if you trust it, "
+            f"name it yourself (--data {about.source})."
         )
     divided = about.unprotected and about.measured_share > 0
     return load_records(
@@ -396,7 +399,7 @@ def open_task(
 
 
 def others_on(dataset: Dataset, out: Path, named: Sequence[Path] = ()) -> tuple[OtherRun, ...]:
-    """The other runs on these records beside `out`, however they divided the file."""
+    """The other runs on these records in the folders beside `out`, even if they split the file differently."""
     from privet.report import find_others
     from privet.report.others import distinct
 
@@ -409,13 +412,13 @@ def command_line() -> tuple[str, ...]:
 
 
 def free_folder(name: str) -> Path:
-    """The first folder of that name in `runs`, or with a number behind it, that is not there yet."""
+    """The first unused folder of that name in `runs`, with a number appended if needed."""
     tried = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
     return next(folder for folder in tried if not folder.exists())
 
 
 def run_folder(out: Path | None, data: str, ending: str, resume: bool) -> Path:
-    """The folder of a run: the given one, or a free one in `runs`, named after the data; one with a run is refused."""
+    """The folder of a run: the given one, or a new one in `runs`, named after the data. A folder with a run is refused."""
     if out is None and resume:
         raise InputError("Give the folder of the run to continue, with --out.")
     out = out or free_folder(f"{Path(data.rpartition(':')[2]).stem}-{ending}")
@@ -424,7 +427,7 @@ def run_folder(out: Path | None, data: str, ending: str, resume: bool) -> Path:
 
 
 def check_free(out: Path, resume: bool = False) -> None:
-    """A run is never written over."""
+    """Refuse to overwrite a run."""
     from privet.report.record import FILE
     from privet.training.folder import working_files
 
@@ -441,19 +444,19 @@ def check_free(out: Path, resume: bool = False) -> None:
 
 
 def say_who_is_unprotected(dataset: Dataset) -> None:
-    """One of the first lines of output, on the error stream, so that JSON stays JSON."""
+    """Print who is not protected, among the first lines and on the error stream, so that JSON stays valid."""
     if not dataset.unprotected:
         return
     share = dataset.measured_share
     who = f"the hold-out, about {100 * share:g} % of the {dataset.train.unit}s" if share else "the test records"
     also = ""
     if dataset.train.unit == "user" and not share:
-        also = " A user who is in both parts is protected for the training records alone."
-    echo(f"NOT PROTECTED: {who}. The statement is about the others alone.{also}", err=True)
+        also = " For a user who is in both parts, only the training records are protected."
+    echo(f"NOT PROTECTED: {who}. The statement covers only the others.{also}", err=True)
 
 
 def say_of_run(record: RunRecord) -> None:
-    """Whom the statement of a run leaves out, and whether it may be released; on the error stream."""
+    """Print whom the statement of a run does not cover, and whether the run may be released, on the error stream."""
     from privet.report.statement import not_for_release
 
     for said in (not_for_release(record), record.data.who_is_unprotected):
@@ -462,7 +465,7 @@ def say_of_run(record: RunRecord) -> None:
 
 
 def choose_delta(delta: float | None, dataset: Dataset) -> float:
-    """The given delta, or the usual one for the public number of records; warns where it is too large."""
+    """The given delta, or the usual one for the public number of records; warns if it is too large."""
     from privet.privacy import delta_warning, usual_delta
 
     chosen = usual_delta(dataset.protected) if delta is None else delta

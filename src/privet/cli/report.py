@@ -15,7 +15,7 @@ from privet.cli.program import AsJson, echo, verb
 from privet.cli.records import Plugins, load_plugins, say_of_run
 
 JOB = "job.json"
-"""Tells the folder of a comparison from that of a run."""
+"""A file that only the folder of a comparison has, not that of a run."""
 
 
 @verb("report", "privet report runs/a --license apache-2.0")
@@ -30,9 +30,9 @@ def report(
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the page and the privacy card of a run again, from its record and its ledger alone; or those of a comparison.
+    """Make the page and the privacy card of a run again, from its record and ledger alone; or the page of a comparison.
 
-    What is stated for the card is kept in the record. The card may be published with the release; the page is for those
+    Statements for the card are kept in the record. The card may be published with the release; the page is only for people
     who may see the data.
     """
     load_plugins(plugins)

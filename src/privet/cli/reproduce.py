@@ -69,7 +69,8 @@ class Places:
     """Where figures are kept."""
 
     out: Annotated[
-        Path | None, typer.Option(help="Where the figures of each run are kept; what is there is not computed again.")
+        Path | None,
+        typer.Option(help="The folder that keeps the figures of each run; figures in it are not computed again."),
     ] = None
     results: Annotated[
         Path | None,
@@ -80,7 +81,7 @@ class Places:
     ] = None
 
     def check(self) -> None:
-        """Refuse a file that cannot be written, before anything is run."""
+        """Refuse a file that cannot be written, before anything runs."""
         from privet.report.export import check_suffix
 
         if self.export is not None:
@@ -117,7 +118,7 @@ def reproduce(
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many seeds: 0, 1, ...; without it, as many as the table says.", min=1, max=1000),
+        typer.Option(help="The number of seeds (0, 1, ...); by default, that of the table.", min=1, max=1000),
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of the statement.")] = DELTA,
     image: Annotated[Path | None, typer.Option(help="For wang-reversal: the picture to recover.")] = None,
@@ -142,7 +143,7 @@ def reproduce(
         _reproduce_all(places, seeds, delta, run=not no_run, as_json=as_json)
         return
     if recipe is None:
-        raise InputError(f"Name what to reproduce, or take --all: there are {', '.join(_names())}.")
+        raise InputError(f"Name a table, or use --all. There are {', '.join(_names())}.")
     from privet.papers import load
     from privet.papers.measure import computed
 
@@ -172,7 +173,7 @@ def _showing(folder: Path, seeds: int | None, delta: float, quiet: bool) -> Iter
             folder,
             delta,
             seeds,
-            # The epsilon of every step costs time that a log does not need: it gets a line for each run.
+            # Computing epsilon after every step takes time. A log gets one line for each run instead.
             on_step=show if sys.stderr.isatty() else None,
             progress=lambda what, done, total: show({"what": what, "step": done, "steps": total}),
             say=lambda sentence: None if quiet else echo(sentence, err=True),
@@ -214,14 +215,14 @@ def _chosen(table: PaperTable, named: str, selection: Selection, delta: float) -
         check_budget(epsilon, delta)
     lines = table.some(selection.line or (), selection.epsilon or (), selection.method or ())
     if not (selection.records or table.data.source):
-        raise InputError(f"{named} is for records that you bring: give them with --data folder:PATH.")
+        raise InputError(f"{named} needs records of your own: give them with --data folder:PATH.")
     return lines
 
 
 def _preview(
     table: PaperTable, lines: Sequence[Line], source: str, folder: Path, seeds: int | None, delta: float
 ) -> Preview:
-    """What the reproduction of these lines would do."""
+    """Describe the reproduction of these lines without making it."""
     from privet.methods import DataSpec
     from privet.papers import Reproduction
     from privet.papers.measure import cost_of_trial, measured_file, try_out
@@ -231,7 +232,7 @@ def _preview(
     trials = Reproduction(folder, delta, seeds).trials(table, lines, outline(spec))
     left = [trial for trial in trials if not measured_file(trial, folder).exists()]
     plan = f"{table.title}: {len(lines)} lines, {len(trials)} runs; those of {len(trials) - len(left)} are kept in {folder}."
-    again = "What is kept is not computed again where settings and records are the same."
+    again = "Kept figures are not computed again if settings and records are the same."
     time = rehearse(lambda progress: try_out((left or trials)[0], progress))
     costs = {trial.line.label: cost_of_trial(trial) for trial in trials}
     return Preview(
@@ -244,7 +245,7 @@ def _preview(
 
 
 def _preview_all(places: Places, seeds: int | None, delta: float) -> Preview:
-    """What the reproduction of every table would do; it takes hours, and no rehearsal of one line tells of the others."""
+    """Describe the reproduction of every table. It takes hours, and the time of one line says nothing about the others."""
     from privet.papers import load, papers
     from privet.papers.results import read
     from privet.runs.preview import Estimate, Preview
@@ -256,7 +257,7 @@ def _preview_all(places: Places, seeds: int | None, delta: float) -> Preview:
     time = Estimate(None, "privet reproduce TABLE --dry-run estimates each table")
     if measured:
         total = sum(one.seconds * max(1, one.seeds) for one in measured)
-        time = Estimate(total, f"processor time of the {len(measured)} figures that are there, if all were made again")
+        time = Estimate(total, f"processor time of the {len(measured)} existing figures, if all were made again")
     free = "the tables use public data sets; each line's statement is on the page"
     return Preview(plan, (), time, (f"{home}: the figures of each run, and one page",), free=free)
 
@@ -279,7 +280,7 @@ def _say(table: PaperTable, lines: Sequence[Line], found: Sequence[Measurement],
     details = f" ({'; '.join(about)})" if about else ""
     echo(f"{table.title}{details}\n\n{shown.markdown()}")
     if said := [f"- {row.label}: {row.statement}" for row in shown.rows if row.statement]:
-        echo("\n".join(["", "What the ledger says of each:", "", *said]))
+        echo("\n".join(["", "The ledger's statement for each:", "", *said]))
 
 
 def _draw(table: PaperTable, out: Path | None, image: Path | None, as_json: bool) -> None:
@@ -300,7 +301,7 @@ def _draw(table: PaperTable, out: Path | None, image: Path | None, as_json: bool
 
 
 def _reproduce_all(places: Places, seeds: int | None, delta: float, *, run: bool, as_json: bool) -> None:
-    """Run what is not kept yet, unless `run` is false, and make the page from all results that there are."""
+    """Run the missing parts, unless `run` is false, and make the page from all existing results."""
     from privet.papers import gather, markdown, write_reproduction
     from privet.papers.results import read
 
@@ -322,7 +323,7 @@ def _reproduce_all(places: Places, seeds: int | None, delta: float, *, run: bool
 
 
 def _command(named: str, selection: Selection, seeds: int, delta: float) -> str:
-    """The command as it can be typed again."""
+    """The command, quoted for a shell."""
     given = {"--line": selection.line, "--epsilon": selection.epsilon, "--method": selection.method}
     words = ["privet", "reproduce", named, "--seeds", str(seeds)]
     for option, values in given.items():

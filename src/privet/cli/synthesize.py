@@ -48,17 +48,20 @@ class StudentOptions:
         ),
     ] = None
     epochs: Annotated[
-        int | None, typer.Option(help="Of the students cnn and logistic; 20 without it.", min=1, max=10_000)
+        int | None, typer.Option(help="The epochs of the students cnn and logistic; 20 by default.", min=1, max=10_000)
     ] = None
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Train the students on the records too: without privacy, to compare.")
+        bool,
+        typer.Option(
+            "--baseline", help="For comparison, also train the students on the real records, without privacy."
+        ),
     ] = False
 
     def check(self) -> None:
         if self.epochs is not None and self.students and not any(name in NETWORKS for name in self.students):
             raise InputError(
-                "--epochs is not used here: it is of the students cnn and logistic, and none of them is asked for, or leave "
-                "it out."
+                "--epochs is not used here: it belongs to the students cnn and logistic. Leave it out, or give --student cnn "
+                "or logistic."
             )
 
 
@@ -67,13 +70,13 @@ class SyntheticOptions:
     """The options that set fields of a method that makes data."""
 
     size: Annotated[
-        int | None, typer.Option(help="How many examples; without it, as many as records, at most 30,000.", min=1)
+        int | None, typer.Option(help="The number of examples; by default as many as records, at most 30,000.", min=1)
     ] = None
     labels: Annotated[
         str | None,
         typer.Option(
-            help="protected: with the record; votes: teachers of disjoint records vote on the labels of the examples, within "
-            "the same budget.",
+            help="protected: labels are protected with their records; votes: teachers of disjoint records vote on the labels of "
+            "the examples, within the same budget.",
         ),
     ] = None
     settings: SetOption = None
@@ -109,11 +112,11 @@ def synthesize(
     wanted: SyntheticOptions,
     measuring: StudentOptions,
     more: RunOptions,
-    out: Annotated[Path, typer.Option(help="The folder of the run; its folder release may be published.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run; its subfolder release may be published.")],
     method: Annotated[
         str,
         typer.Option(
-            help="By which method, or auto: by the data and the budget; privet methods lists them.",
+            help="The method (privet methods lists them), or auto to choose by the data and the budget.",
             autocompletion=completing(method_keys),
         ),
     ] = "auto",
@@ -151,7 +154,7 @@ def synthesize(
 def choose(task: Task, given: dict[str, Any]) -> tuple[str, str]:
     """The method for these records and this budget, and why.
 
-    Class moments, always, so far: on MNIST students of every GAN here are far behind (docs/synthesis.md, the table of students).
+    So far always class moments: on MNIST, students of every GAN here are far behind (docs/synthesis.md, the table of students).
     """
     from privet.methods import method_named
     from privet.methods.class_moments import Moments, teachable

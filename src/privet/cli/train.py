@@ -112,10 +112,11 @@ def train(
     moved: MovedTrainOptions,
     more: RunOptions,
     out: Annotated[
-        Path | None, typer.Option(help="The folder of the run; without it, one in runs, named after data and method.")
+        Path | None,
+        typer.Option(help="The folder of the run; by default a new one in runs, named after data and method."),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="How to train; privet methods lists them.", autocompletion=completing(method_keys))
+        str, typer.Option(help="The method; privet methods lists them.", autocompletion=completing(method_keys))
     ] = "dpsgd",
     public: PublicRecords = "",
     as_json: AsJson = False,
@@ -151,7 +152,7 @@ def train(
 
 
 def say_dry_run(method: Method, task: Task, out: Path, measuring: Measuring, as_json: bool) -> None:
-    """What a run would do; what would be refused before it uses a record is refused here as well."""
+    """Describe a run without making it; refuses what the run would refuse before it uses a record."""
     from privet.runs.preview import preview_run
     from privet.runs.runner import check, usual_attack
 
@@ -169,7 +170,7 @@ def run_shown(
     tuned_from: list[Path] | None = None,
     track: list[str] | None = None,
 ) -> RunRecord:
-    """Run a method with bars on the error stream, and say before how long it will take where that is long."""
+    """Run a method with progress bars on the error stream; warn first if it will take long."""
     from privet.integrations.trackers import tracked
     from privet.report.words import duration
     from privet.runs import run
@@ -245,7 +246,7 @@ def result_facts(record: RunRecord, out: Path, **more: Any) -> dict[str, Any]:
 
 
 def say_result(record: RunRecord, out: Path) -> None:
-    """The randomness of a run that made a model, what was measured, and where card and page are, for a terminal."""
+    """Print the randomness of a run that made a model, the measurements, and the paths of card and page."""
     from privet.randomness.sources import SECRET, SEEDED
 
     echo(f"Randomness: {SEEDED if record.seeded else SECRET}")

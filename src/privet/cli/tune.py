@@ -1,4 +1,4 @@
-"""`privet tune`: choose among settings or recipes, with the cost of the choice on the books."""
+"""`privet tune`: choose among settings or recipes, and account for the choice."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class ChoiceOptions:
             "--set",
             metavar="NAME=VALUE,VALUE,...",
             help="A setting of the method with the values to choose among (privet methods KEY lists the settings); repeat the "
-            "option to give several. Every combination is a candidate. One value is the same for all.",
+            "option to give several settings. Every combination is a candidate.",
         ),
     ] = None
     recipes: Annotated[
         list[str] | None,
         typer.Option(
-            "--recipes", "--recipe", help="Recipes to choose among, with commas between; privet recipes lists them."
+            "--recipes", "--recipe", help="Recipes to choose among, separated by commas; privet recipes lists them."
         ),
     ] = None
     model: Annotated[
@@ -75,16 +75,14 @@ class ChoiceOptions:
     trials: Annotated[
         str,
         typer.Option(
-            help="How many trials are made: a secret number from poisson, geometric, logarithmic or negative-binomial:SHAPE; "
-            "once: each candidate once, all of them paid for; auto: poisson or once, whichever leaves each trial more budget.",
+            help="The distribution of the secret number of trials: poisson, geometric, logarithmic or negative-binomial:SHAPE; "
+            "or once, to try and pay for each candidate once; auto: poisson or once, whichever leaves each trial more budget.",
             autocompletion=distributions,
         ),
     ] = AUTO
     mean: Annotated[
         float | None,
-        typer.Option(
-            help="The mean number of trials; without it as many as there are candidates, and at least 5.", min=1.0
-        ),
+        typer.Option(help="The mean number of trials; by default the number of candidates, and at least 5.", min=1.0),
     ] = None
 
     def given(self) -> GivenSettings:
@@ -104,31 +102,31 @@ def tune(
     budget: BudgetOptions,
     choices: ChoiceOptions,
     out: Annotated[
-        Path | None, typer.Option(help="The folder of the release; without it, one in runs, named after the data.")
+        Path | None, typer.Option(help="The folder of the release; by default a new one in runs, named after the data.")
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="How to train, dpsgd by default; several with commas between are candidates too.",
+            help="The method, dpsgd by default; several, separated by commas, are candidates.",
             autocompletion=completing(method_keys),
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the tuning in --out that was stopped, or start it.")
+        bool, typer.Option("--resume", help="Continue the stopped tuning in --out, or start it.")
     ] = False,
     dry_run: DryRun = False,
     plugins: Plugins = None,
     tuned_from: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The folder of an earlier run on the same records by which the candidates were chosen: the card counts it too."
+            help="The folder of an earlier run on the same records that helped to choose the candidates; the card counts it."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose among settings or recipes: the best of a secret, random number of trials, and nothing else, is released.
+    """Choose among settings or recipes: only the best of a secret, random number of trials is released.
 
-    All trials together stay within the budget. Half of the test records choose; the other half measures what was chosen.
+    All trials together stay within the budget. Half of the test records choose the best trial, the other half measures it.
     """
     load_plugins(plugins)
     budget.check()
@@ -179,7 +177,7 @@ def _plan(methods: list[str], task: Task, settings: GivenSettings, choices: Choi
 def _values(option: str, text: str) -> list[str]:
     found = [value.strip() for value in text.split(",")]
     if not all(found) or len(set(found)) < len(found):
-        raise InputError(f"{option} takes different values with commas between, and not {text!r}.")
+        raise InputError(f"{option} takes different values separated by commas, and not {text!r}.")
     return found
 
 
@@ -215,7 +213,7 @@ def _noises(plan: TuningPlan) -> list[float]:
 
 
 def _facts(plan: TuningPlan) -> dict[str, Any]:
-    """What a plan does and costs, for JSON."""
+    """The plan and its cost, for JSON."""
     many, trials = len(plan.candidates), plan.trials
     drawn: dict[str, Any] = {"trials": ONCE, "tried": 1.0, "at_most": {"1": many}, "nothing": 0.0}
     if trials is not None:
@@ -234,7 +232,7 @@ def _facts(plan: TuningPlan) -> dict[str, Any]:
 
 
 def _say_plan(plan: TuningPlan, also: list[TuningPlan], task: Task, out: Path, as_json: bool) -> None:
-    """What would be done; nothing was spent."""
+    """Describe the tuning without making it; nothing is spent."""
     from privet.privacy.spent import round_up
     from privet.runs.preview import Cost, Preview, fit_time, said_of_records
 
@@ -264,7 +262,7 @@ def _say_plan(plan: TuningPlan, also: list[TuningPlan], task: Task, out: Path, a
     echo(f"Each trial is scored by {plan.said_score()}. The other test records measure the release.")
     echo(_said_trials(plan))
     echo(
-        f"One run with the noise of a trial, and nothing chosen: epsilon = {round_up(one_run)}; "
+        f"One run with the noise of a trial, without a choice: epsilon = {round_up(one_run)}; "
         f"each candidate once, all of them paid for: epsilon = {round_up(plan.of_all_once().epsilon)}"
     )
     echo("Ways to make trials, at the same cost of the whole tuning:")
@@ -296,13 +294,13 @@ def _said_trials(plan: TuningPlan) -> str:
 
 @contextmanager
 def _waiting() -> Iterator[Callable[[], None]]:
-    """Show that something happens, and nothing about the trials: not which one it is, how far, nor how good."""
+    """Show that the tuning is running, but nothing about its trials: neither their number, progress nor scores."""
     from privet.report.words import duration
 
     began = time.monotonic()
 
     def said() -> str:
-        return f"Tuning for {duration(time.monotonic() - began)}; how many trials there are is secret"
+        return f"Tuning for {duration(time.monotonic() - began)}; the number of trials is secret"
 
     if sys.stderr.isatty():
         from rich.console import Console

@@ -1,7 +1,7 @@
-"""Data frames and tables in memory: of pandas, Arrow and what speaks its interface, and the data sets of Hugging Face.
+"""Data frames and tables in memory: of pandas, Arrow and libraries with Arrow's interface, and data sets of Hugging Face.
 
-Nothing here imports these libraries: a frame is whatever speaks Arrow's interface (`__arrow_c_stream__`), or has the methods of a
-Hugging Face data set. pyarrow converts them.
+Nothing here imports these libraries: a frame is any object with Arrow's interface (`__arrow_c_stream__`), or with the methods of
+a Hugging Face data set. pyarrow converts them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class FrameTable:
 class FrameRecords:
     """The rows of a frame as records of tensors, one for each column of numbers: `{"age": ..., "height": ...}`.
 
-    Numbers are as they are: nothing is scaled, since nothing is known of their bounds. `from_frame` scales by a schema.
+    Numbers are not scaled, because their bounds are not known. `from_frame` scales by a schema.
 
     Args:
         frame: the frame.
@@ -155,9 +155,9 @@ class FrameRecords:
 
 
 class OneByOne(TorchDataset[Any]):
-    """A data set of which every record is loaded alone, also where it could load several with one call.
+    """A data set whose records are loaded one by one, even if it could load several with one call.
 
-    Code of somebody else's that gets several records at once could mix them.
+    Third-party code that gets several records at once could mix them.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -194,20 +194,20 @@ class HuggingFaceRecords(OneByOne):
         return list(self._whole[place]) if isinstance(place, str) else self.dataset[place]
 
     def __getitems__(self, places: list[int]) -> list[Any]:
-        """Several records, by one call where nobody's code could mix them."""
+        """Several records, by one call if no code of the user could mix them."""
         if self.alone:
             return [self.dataset[place] for place in places]
         return list(self.dataset.__getitems__(places))
 
 
 def records_of(given: Any, owner: str = "") -> Any:
-    """What was given as a data set, as one whose records are found by their place; None for what has no such records.
+    """The given value as a data set with indexed records; None if it has no such records.
 
     A mapping of several parts is refused: its length is not the number of its records.
     """
     if isinstance(given, Mapping):
         raise InputError(
-            f"A {type(given).__name__} is no data set but several, or its columns: give one of its parts, such as "
+            f"A {type(given).__name__} holds several data sets or columns: give one of its parts, such as "
             f"data['train']."
         )
     if is_hugging_face(given):

@@ -1,4 +1,4 @@
-"""Append-only files of JSON lines with a running hash: what a ledger and the account of a data set share."""
+"""Append-only files of JSON lines with a running hash, for ledgers and accounts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Appender:
             raise
 
     def continue_at(self, size: int) -> None:
-        """Go on after the first `size` bytes, which were read and checked; a torn line behind them is removed."""
+        """Continue after the first `size` bytes, which were read and checked; a torn line after them is removed."""
         assert self.file is not None
         self._size = size
         self.file.seek(size - 1)

@@ -78,7 +78,7 @@ def kind_of(path: Path) -> str:
     if stat.S_ISDIR(mode):
         return "folder"
     if not stat.S_ISREG(mode):
-        raise InputError(f"{path} is a pipe, a device or a socket: save what it gives to a file, and name the file.")
+        raise InputError(f"{path} is a pipe, a device or a socket: save its content to a file, and name the file.")
     return "file"
 
 

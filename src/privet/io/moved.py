@@ -27,7 +27,7 @@ MODULES = {
     "privet.privacy.account": "privet.privacy.budget",
     "privet.recipes": "privet.methods.recipe",
 }
-"""Modules by the name that they had: importing one gives the names of the module that took its place."""
+"""Modules by their old names: importing one gives the names of the module that replaced it."""
 NAMES = {
     "privet.audit.published_noise": "privet.methods.published_noise",
     "privet.audit.release": "privet.methods.audit_release",

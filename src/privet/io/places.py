@@ -27,7 +27,7 @@ def seen_folder() -> Path:
 
 
 def unfinished_folder() -> Path:
-    """The folder of work without a folder of its own that was stopped: ``$PRIVET_STATE``, else the platform's for state."""
+    """The folder of stopped work that has no folder of its own: ``$PRIVET_STATE``, else the platform's folder for state."""
     return seen_folder().parent / "unfinished"
 
 

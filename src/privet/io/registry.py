@@ -98,7 +98,7 @@ class Registry(Generic[T]):
         stored = self._check(value) if self._check is not None else value
         own = getattr(stored, "key", None)
         if isinstance(own, str) and own != key and not isinstance(stored, type):
-            # Records and statements would name it otherwise than the table does.
+            # Otherwise records and statements would use another name than the table.
             raise InputError(f"The {self.kind} {own!r} cannot be registered as {key!r}: use one name for both.")
         self._values[key] = stored  # type: ignore[assignment]
         self._given[key] = (value, by)

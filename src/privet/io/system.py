@@ -1,4 +1,4 @@
-"""What Privet asks of the operating system: files written whole, locks between processes, memory kept between steps."""
+"""Services of the operating system: atomic writes, locks between processes, memory kept between steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> Path:
                 Path(temporary).unlink()
             raise
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # nobody knows the temporary file
+        error.filename, error.filename2 = str(path), None  # the user does not know the temporary file
         raise
     sync_folder(path.parent)
     return path
@@ -122,7 +122,7 @@ class Lock:
 
 
 def memory_here() -> int:
-    """The bytes of memory of this machine; where nobody can tell, more than any machine has."""
+    """The bytes of memory of this machine; if they are not known, more than any machine has."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows

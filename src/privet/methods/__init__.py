@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
 
 
 def ledger_audits() -> tuple[LedgerAudit, ...]:
-    """The audits of methods that `privet.audit.recorded` tries for a ledger of which nothing else is known."""
+    """The audits of methods that `privet.audit.recorded` tries if only the ledger of a run is known."""
     from privet.methods.optimized_noise import published_noise_in
     from privet.methods.voting import votes_in
 

@@ -1,4 +1,4 @@
-"""One-shot moments: class means, common directions and class covariances, released once; all else is post-processing."""
+"""One-shot moments: class means, common directions and class covariances, released once; the rest is post-processing."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from privet.training import Performance
 _SLANT_WEIGHT = 4.0
 """The weight of the slant relative to the pixels."""
 _MANY = 20_000
-"""From this product of the number of records and epsilon on, a teacher is worth its budget."""
+"""A teacher is worth its budget if the number of records times epsilon is at least this."""
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Moments(SyntheticMethod):
-    """A Gaussian for each class on common directions; for images of upright ones, labeled by a private teacher.
+    """A Gaussian for each class on common directions. Images are deslanted first, and labeled by a private teacher.
 
     Formal guarantees: the records are used in the releases of `release_gaussians` and, with a teacher, in its mean and
     its DP-SGD steps; all are in the ledger, and the examples are computed from the releases alone.
 
     Attributes:
-        components: the largest number of directions; fewer where noise would hide them.
+        components: the largest number of directions; fewer if noise would hide them.
         bound: the norm to which a record is clipped for its class's mean.
         spread: about how far a record is from its class's mean; public.
         pooling: how much of each class's covariance is that of all classes together.
-        generator_share: of the budget (of mu^2 of the Gaussian trade-off, in which releases add up) for the Gaussians; the
-            rest is the teacher's. 1 means no teacher: examples then have the labels that they were drawn for.
-        means_share: of the generator's part, for the means; the more the fewer records there are. What it and the counts (a
-            hundredth) leave is divided between directions and covariances, one to two.
-        contrast: of the images that are drawn, about their middle gray; 1 leaves them.
-        turn, scale, shear, shift: the most that a random affine map does to an image: degrees, shares, slant, pixels.
-        temperature: by which the teacher's scores are divided before they become probabilities.
-        teacher_steps, teacher_rate: of the teacher's DP-SGD.
+        generator_share: the share of the budget for the Gaussians (in mu^2 of the Gaussian trade-off, where releases add up); the
+            rest is for the teacher. 1 means no teacher: examples then keep the labels that they were drawn for.
+        means_share: the share of the generator's part for the means; larger if there are fewer records. After the means and the
+            counts (a hundredth), directions get one third of the rest and covariances two thirds.
+        contrast: factor on the contrast of drawn images, around middle gray; 1 changes nothing.
+        turn, scale, shear, shift: the largest random affine change of an image: degrees, shares, slant, pixels.
+        temperature: the teacher's scores are divided by it before they become probabilities.
+        teacher_steps, teacher_rate: steps and learning rate of the teacher's DP-SGD.
     """
 
     components: int = 100
@@ -101,7 +101,7 @@ class Moments(SyntheticMethod):
     def fitting(cls, shape: tuple[int, ...], order: Order) -> Moments:
         """The settings for records of a shape at a budget: chosen on MNIST, carried over in proportion to the pixels.
 
-        Of few records the means take half of the budget, and images are left as they are drawn: chosen on digits.
+        With few records the means get half of the budget, and drawn images are not changed: chosen on digits.
         """
         size = math.sqrt(math.prod(shape) / 784)
         few = order.records * order.epsilon < _MANY
@@ -233,7 +233,7 @@ class MomentsNoise:
 
     @classmethod
     def shared(cls, sigma: float, counts: float, means: float, directions: float, covariances: float) -> MomentsNoise:
-        """The noise of each release when they share the budget that one release with noise `sigma` spends."""
+        """The noise of each release if together they cost as much as one release with noise `sigma`."""
         return cls(*(sigma / math.sqrt(share) for share in (counts, means, directions, covariances)))
 
 
@@ -279,18 +279,18 @@ def release_gaussians(
     """Counts, means, directions and covariances of the classes, each with its noise.
 
     Args:
-        records: ``(N, d)``, with their labels and, where a user is the unit, their users.
+        records: ``(N, d)``, with their labels and, if the unit is a user, their users.
         classes: how many there are.
         bound: the norm to which a row is clipped for its class's mean.
         spread: about how far a row is from its class's mean; public.
-        most: the largest number of directions. Fewer are kept where the noise would hide the others.
+        most: the largest number of directions. Fewer are kept if the noise would hide the others.
         pooling: how much of each class's covariance is that of all classes together.
         noise: of each release.
         ledger: where the releases are recorded.
         randomness: where their noise comes from.
 
-    Formal guarantees: the records are used in four releases, each in the ledger before its noise is drawn: counts, sums, DP-PCA,
-    second moments by class; and nowhere else: their number is the sum of the released counts.
+    Formal guarantees: the records are used only in four releases, each in the ledger before its noise is drawn: counts, sums,
+    DP-PCA and second moments by class. Their number is taken from the released counts.
     """
     rows, labels = records.inputs, records.labels
     kept: dict[str, Any] = {"ledger": ledger, "randomness": randomness}
@@ -303,7 +303,7 @@ def release_gaussians(
     total = private_second_moment(seen, noise_multiplier=noise.directions, public_size=1, **kept)
     directions, found = _above_noise(total, noise.directions, most)
     variances = found / counts.sum().float() * spread**2
-    # Directions of little variance would drown in noise that is the same for all: they are stretched before it is added.
+    # The noise is the same in all directions and would hide those of little variance: they are stretched before it is added.
     stretch = variances.clamp(min=1e-9) ** -0.25
     reach = 1.1 * float((variances * stretch**2).sum().sqrt())
     moments = private_second_moments(
@@ -322,7 +322,7 @@ def release_gaussians(
 
 
 def _above_noise(moment: Tensor, noise: float, most: int) -> tuple[Tensor, Tensor]:
-    """The leading eigenvectors, as rows, whose eigenvalues stand out of those of the noise alone, and the eigenvalues.
+    """The leading eigenvectors, as rows, whose eigenvalues exceed those of the noise alone, and the eigenvalues.
 
     Symmetric noise of standard deviation s in d dimensions has eigenvalues up to 2 s sqrt(d), and lifts a larger
     eigenvalue v to v + s^2 d / v, which is undone. At least one is kept.
@@ -357,7 +357,7 @@ class ScatteringTeacher:
     def train(
         self, records: Split, order: Order, context: Context, randomness: Randomness
     ) -> tuple[nn.Module, dpsgd.Trained]:
-        """A classifier of images, trained with what the ledger has left of the order's budget, and its training."""
+        """A classifier of images, trained with the rest of the order's budget, and its training."""
         number = order.number_of(records)
         lot = round(0.1 * number)
         if lot < 1:
@@ -440,13 +440,13 @@ def slant(images: Tensor) -> Tensor:
 
 
 def upright(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The images with their slant taken out, and the slants."""
+    """The images without their slant, and the slants."""
     slants = slant(images)
     return sheared(images, slants), slants
 
 
 def sheared(images: Tensor, slants: Tensor) -> Tensor:
-    """Each image with every row moved along by its height times the slant; the opposite slant moves it back."""
+    """Shift every row of each image by its height times the slant; the opposite slant undoes it."""
     maps = torch.zeros(len(images), 2, 3)
     maps[:, 0, 0] = maps[:, 1, 1] = 1.0
     maps[:, 0, 1] = slants

@@ -1,4 +1,4 @@
-"""DPGAN: a GAN whose discriminator is trained by DP-SGD; the generator sees the records through the discriminator alone.
+"""DPGAN: a GAN whose discriminator is trained by DP-SGD; the generator sees the records only through the discriminator.
 
 After Xie et al. 2018 and "Private GANs, Revisited" (Bie, Kamath and Zhang 2023): several steps of the discriminator for each
 step of the generator, and large batches, so that a discriminator trained under noise stays ahead of the generator.
@@ -51,9 +51,9 @@ def called_made(logits: Tensor) -> Tensor:
 
 @contextmanager
 def game_randomness(seed: int | None) -> Iterator[None]:
-    """Inside, torch's own generator draws for the game: initial weights, latent noise, labels of artificial examples.
+    """Seed torch's own generator, which draws initial weights, latent noise and labels of artificial examples.
 
-    None of it protects anything; with a seed the game can be repeated.
+    None of these draws protects anything; with a seed the game can be repeated.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(secrets.randbits(63) if seed is None else seed)
@@ -92,16 +92,16 @@ class Dpgan(SyntheticMethod):
     discriminator's steps, each in the ledger before its noise is drawn. The label is part of the record.
 
     Attributes:
-        lot: records expected in a step of the discriminator, and at most a fifth of them.
-        steps: of the discriminator.
-        turns: steps of the discriminator for each of the generator.
+        lot: expected number of records in a step of the discriminator, at most a fifth of all.
+        steps: steps of the discriminator.
+        turns: steps of the discriminator for each step of the generator.
         clip: the norm to which each record's gradient is clipped.
         discriminator_rate, generator_rate: learning rates of Adam.
-        made: examples that the generator makes for a step.
-        width, latent: of the networks.
-        convolutional: whether both networks are, for images; dense ones train much faster.
-        averaging: of the generator's parameters.
-        counts_share: of the budget (of mu^2), for the count of the classes.
+        made: number of examples that the generator makes for a step.
+        width, latent: width of the networks, and number of latent coordinates.
+        convolutional: use convolutional networks, for images; dense ones train much faster.
+        averaging: decay of the moving average of the generator's parameters.
+        counts_share: the share of the budget (of mu^2) for the count of the classes.
     """
 
     lot: int = 2000
@@ -210,7 +210,7 @@ class Dpgan(SyntheticMethod):
                         parameter.grad = gradient.to(parameter.dtype)
 
             def after_step(standing: dict[str, Any]) -> None:
-                """Runs once in every step, even if no record was drawn: how often it runs must not depend on the records."""
+                """Runs once in every step, even if no record was drawn: the number of calls must not depend on the records."""
                 if private.steps_done % self.turns == 0:
                     with private.paused():
                         learn_maker.zero_grad()
@@ -231,7 +231,7 @@ class Dpgan(SyntheticMethod):
                     learn_judge.step()
                     losses[:] = [float(loss.detach())]
             except BudgetExhausted:
-                # The generator is what was trained until here.
+                # The generator stays as it is now.
                 if private.steps_done == 0:
                     raise
                 ended.value = True
@@ -266,9 +266,9 @@ class Dpgan(SyntheticMethod):
 
 
 class _Twin:
-    """A copy of the discriminator, for made examples: their gradients are clipped as those of records are.
+    """A copy of the discriminator for made examples: their gradients are clipped like those of records.
 
-    Otherwise the side that is not clipped would outweigh the other.
+    Otherwise the side that is not clipped would dominate.
     """
 
     def __init__(self, judge: nn.Module, clip: float) -> None:
@@ -294,10 +294,10 @@ class _Twin:
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """A DPGAN of one step: the labels that it makes follow its noisy count of the classes, and the record moves one of them.
+    """A DPGAN of one step: its labels follow the noisy count of the classes, and the record changes one of them.
 
-    A GAN takes the size of the data as public, so the record is there with one label or with the other one. That is two
-    changes of one record each, and the claim is that of a budget for two.
+    A GAN takes the size of the data as public, so the record is always there, with one of two labels. Replacing it counts as two
+    changes of one record, and the claim is the budget for two.
     """
 
     name: str = "class counts of a GAN"
@@ -320,7 +320,7 @@ class ClassCounts:
         method = Dpgan(lot=4, steps=1, turns=1, made=4, width=1, latent=2, counts_share=0.5)
         try:
             made = method.synthesize(records, order, Context(Ledger()))
-        except Exception as error:  # whether it raises is one of the things that the station looks at
+        except Exception as error:  # the station also looks at whether it raises
             return Seen.of_error(error)
         return Seen({}, {"labels of the second class": float(made.labels.sum())})
 

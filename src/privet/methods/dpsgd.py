@@ -49,11 +49,11 @@ class Trained:
     ledger: Ledger
     plan: Plan
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One entry for each epoch, or every few: step, epsilon, the mean loss of its steps, and the accuracy on the test
-    records where there are any; where the model is averaged, the last entry also has the accuracy of the last parameters.
-    The loss is that of training records, without noise: for the eyes of whoever holds them."""
+    """One entry for each epoch, or for every few: step, epsilon, the mean loss of its steps and, if there are test records, the
+    accuracy on them. If the model is averaged, the last entry also has the accuracy of the last parameters. The loss is computed
+    from training records without noise, so only people who may see them may see it."""
     steps: int = 0
-    """The number of steps that were done; fewer than planned if the budget was used up before."""
+    """The number of steps that were done; fewer than planned if the budget was used up earlier."""
 
 
 def train(
@@ -74,19 +74,19 @@ def train(
 
     Args:
         model, optimizer, records, views, settings: as in `privet.make_private`. With ``average=0.95``, the model that is
-            measured and returned is the averaged one; with ``folder=..., resume=True`` a run that was killed goes on.
+            measured and returned is the averaged one; with ``folder=..., resume=True`` a killed run goes on.
         test: records on which the accuracy is measured after each epoch.
         loss: of the model's outputs and the labels; a mean or a sum over the records.
-        augment: turns a batch of inputs into other ones of the same length, record by record; with `views`, each
-            record comes that many times.
-        on_step: gets a dictionary with step, steps, loss and epsilon after each step. The loss is that of the records in
-            the batch: it is for the eyes of whoever holds the data, and not noised. Epsilon is computed
-            a few times a second and after the last step: it may be a few steps old.
+        augment: changes each input of a batch independently of the others; with `views`, each record comes that many times.
+            on_step: gets a dictionary with step, steps, loss and epsilon after each step. The loss is computed from the records
+                in
+        the batch without noise: do not publish it. Epsilon is computed a few times a second and after the last step, so it may
+            be a few steps old.
         ledger: where the steps are recorded.
-        measure_every: epochs from one entry of the history to the next. Its epsilon and its accuracy take time of their own.
+        measure_every: epochs between two entries of the history. Computing their epsilon and accuracy takes time.
     """
     if measure_every < 1:
-        raise InputError(f"measure_every is a number of epochs from 1 on, not {measure_every}.")
+        raise InputError(f"measure_every is a number of epochs of at least 1, not {measure_every}.")
     history, ended = _History(measure_every), Box(False)
     stateful: dict[str, Stateful] = {"history": history, "ended": ended}
     private = make_private(model, optimizer, records, ledger=ledger, views=views, stateful=stateful, **settings)
@@ -341,7 +341,7 @@ class RecipeMethod(Method):
             "performance": Performance(physical_batch_size=_physical(prepared.train, batch)),
             "steps": steps,
             "epsilon": task.epsilon,
-            # Noise that a paper states: the budget then ends the training.
+            # A paper states the noise, so the budget ends the training.
             "noise_multiplier": (self.states_noise and settings.noise_multiplier) or None,
             "delta": task.delta,
             "accountant": self.accountant,
@@ -350,7 +350,7 @@ class RecipeMethod(Method):
             "average": settings.average or None,
             "scheduler": _falling(optimizer, settings) if settings.decay_epochs else None,
             "seed": task.seed,
-            # Everything is planned in the settings, also what is recorded before the training.
+            # The settings plan everything, including what is recorded before the training.
             "fixed_beforehand": True,
             **context.where,
         }
@@ -389,12 +389,12 @@ class DPSGD(RecipeMethod):
 
     def planned(self, task: Task) -> Event | None:
         if type(self).trained is not DPSGD.trained:
-            return None  # a heir may train in another way
+            return None  # a subclass may train differently
         recipe, settings, _ = self._start(task)
         if settings.noise_multiplier:
             raise InputError(
-                f"The recipe {recipe.name} states its noise, so how many steps the budget pays for is not known before: choose a "
-                f"recipe that leaves the noise to the budget."
+                f"The recipe {recipe.name} states its noise, so the number of steps is not known in advance: choose a recipe "
+                f"whose noise is calibrated to the budget."
             )
         records, ledger = task.dataset.size, Ledger(relation=self.relation, unit=self.unit(task))
         if self.accountant == "pld":

@@ -1,9 +1,9 @@
-"""The noise-layer GAN with a proof: what is in front of the noise is frozen, and each record's row has noise of its own.
+"""The noise-layer GAN with a proof: the layers before the noise are frozen, and each record's row has its own noise.
 
-A record is embedded by a transform that no unprotected record has shaped, beside its label, clipped, and released as a row under
-noise. The discriminator learns from these rows and from made ones under the same noise: it, the generator and the data that
-comes out are post-processing of the rows. Noise on every row is sqrt(b) times worse than noise on the sum over a batch of b:
-that is the price of the idea.
+A record is embedded by a transform that does not depend on unprotected records, joined with its label, clipped, and released
+as a noisy row. The discriminator learns from these rows and from generated rows with the same noise; discriminator, generator
+and synthetic data are post-processing of the rows. The price is high: noise on every row is sqrt(b) times worse than noise on
+the sum over a batch of b.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from privet.training.identity import plain
 SCHEMES = {"padded": Relation.ADD_REMOVE, "fixed": Relation.REPLACE_ONE}
 """How rows are sampled, and for which relation that is accounted."""
 _OVERFLOW_SHARE = 1e-3
-"""At most this part of delta is the probability that a batch has more records than rows."""
+"""The largest share of delta for the probability that a batch has more records than rows."""
 
 _SECONDS = 10.0
-"""Time between two savings of the game, at least."""
+"""The least time in seconds between two checkpoints of the game."""
 
 RowSampling = FixedSizeSampling | PaddedPoissonSampling
 
@@ -65,10 +65,9 @@ class NoisyRows:
     """`steps` batches of rows, each row clipped to norm `bound`, plus N(0, (noise_multiplier * bound)^2) on every coordinate.
 
     Formal guarantees: everything that is yielded costs `event`, under `relation`. With padded Poisson sampling, adding or
-    removing a record changes one row, from nothing to at most `bound`; the number of records in a batch is not seen, since
-    empty rows look like noise, as all do. With samples of fixed size, replacing a record changes one row by at most twice
-    `bound`. Rows come in random order, which both ask for. Plain Poisson sampling would show how many rows there are, and earns
-    no amplification.
+    removing a record changes one row by at most `bound`; the number of records in a batch stays hidden, because empty rows are
+    noise like the others. With samples of fixed size, replacing a record changes one row by at most twice `bound`. Both need rows
+    in random order. Plain Poisson sampling would show the number of rows, and would give no amplification.
     """
 
     sampling: RowSampling
@@ -95,8 +94,8 @@ class NoisyRows:
         """The batches, each of ``(rows, d)``; the whole of `event` is in the ledger before the first is drawn.
 
         Args:
-            embeddings: ``(N, d)``, each computed from its record alone. A label belongs into it, also where labels are public:
-                beside the row it would tell who can be in it, which takes away the amplification by sampling.
+            embeddings: ``(N, d)``, each computed from its record alone. The label must be part of it, even if labels are public:
+                a label beside the row would reveal which records can be in it, and sampling would no longer amplify.
             ledger: with the relation of the sampling.
             randomness: of sampling, order and noise.
         """
@@ -112,9 +111,9 @@ class NoisyRows:
             yield noise.add(bounded, randomness.noise)["rows"].to(embeddings.dtype)
 
     def imitate(self, embeddings: Tensor) -> Tensor:
-        """Rows of made examples as those of records look: clipped, left empty as often, with the same noise.
+        """Rows of generated examples that look like those of records: clipped, empty as often, with the same noise.
 
-        Not private and in need of none: what is given was made. Gradients go through it.
+        They need no protection, because the examples are generated. Gradients flow through it.
         """
         norms = embeddings.norm(dim=1, keepdim=True).clamp(min=1e-12)
         clipped = embeddings * (self.bound / norms).clamp(max=1.0)
@@ -126,7 +125,7 @@ class NoisyRows:
 # --- the audit of rows --------------------------------------------------------------------------------------------------
 
 WIDTH, OTHERS, SAMPLES = 4, 3, 4
-"""Coordinates of a row, records beside the canary, and samples that count how often it is drawn, for each draw of a batch."""
+"""Coordinates of a row, records beside the canary, and, for each drawn batch, samples that count how often it is drawn."""
 FEWER = 4
 """Batches that are drawn one by one are this many times fewer than sums."""
 
@@ -229,7 +228,7 @@ Maker = DenseGenerator | SpanGenerator
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What is in a row: an embedding and a label, of which the second has `share` of the squared norm.
+    """The content of a row: an embedding and a label, which has `share` of the squared norm.
 
     Formal guarantees: a row has a norm of at most 1, whatever the record.
     """
@@ -261,10 +260,10 @@ class RowGame:
     rows: int
 
     def play(self, maker: Maker, released: Tensor, steps: int, context: Context, randomness: Randomness) -> Tensor:
-        """Train `maker` on rows drawn from all that were released; returns the frequencies of the classes.
+        """Train `maker` on rows drawn from all released ones; returns the frequencies of the classes.
 
-        A row may come again, since it was paid for once. `on_step` may end the game with `BudgetExhausted`. In a folder, the
-        game is saved from time to time; with a seed it then goes on as if it had not been stopped.
+        A row may be used repeatedly, because it was paid for once. `on_step` may end the game with `BudgetExhausted`. In a
+        folder, the game is saved from time to time; with a seed, a resumed game continues exactly.
         """
         judge, frequencies = dense_discriminator(released.shape[1], self.width), self.frequencies(released)
         optimizers = [
@@ -295,13 +294,13 @@ class RowGame:
                     context.on_step({"what": "Training the GAN", **seen})
                 kept.save(step)
         except BudgetExhausted:
-            pass  # the generator is what was trained until here
+            pass  # the generator stays as it is now
         kept.save(step, ended=True)
         average.keep()
         return frequencies
 
     def frequencies(self, released: Tensor) -> Tensor:
-        """Of the classes, from the label columns of the rows, whose noise has mean 0; none is taken as quite empty."""
+        """The frequencies of the classes, from the label columns of the rows, whose noise has mean 0; each is above 0."""
         classes = self.layout.classes
         found = released[:, -classes:].mean(0) / (self.plan.filled * math.sqrt(self.layout.share))
         return found.clamp(min=0.01 / classes)
@@ -321,16 +320,16 @@ class FrozenNoiseLayerGan(SyntheticMethod):
 
     Attributes:
         features: the embedding: "components" (DP-PCA, accounted), "random" (frozen random convolutions) or "scattering".
-        dimension: coordinates of the embedding: the noise of a row has the norm sigma C sqrt(dimension), so keep it small.
+        dimension: coordinates of the embedding; keep it small, because the noise of a row has the norm sigma C sqrt(dimension).
         sampling: "padded" (Poisson, add or remove a record) or "fixed" (without replacement, replace a record).
-        batch_size: records expected in a batch that is released.
-        epochs: expected times that a record is in a batch. All rows stay in memory: 300 MB for 15 epochs of MNIST.
-        label_share: of the squared norm of a row, where the label is in it.
-        scale: the norm of a record about its mean to which embeddings are clipped, for "components".
-        before_share: of the budget (of mu^2), for the mean and the directions of "components".
-        rows, steps: how many of the released rows the GAN draws for a step, and its steps: they cost nothing.
-        width, latent, learning_rate, averaging: of the GAN.
-        module: an embedding of one's own, frozen and trained on public data, instead of `features`.
+        batch_size: expected number of records in a released batch.
+        epochs: expected number of batches that a record is in. All rows stay in memory: 300 MB for 15 epochs of MNIST.
+        label_share: the label's share of the squared norm of a row.
+        scale: for "components", the norm around the mean to which records are clipped.
+        before_share: the share of the budget (of mu^2) for the mean and the directions of "components".
+        rows, steps: number of released rows that the GAN draws for a step, and its steps; both cost nothing.
+        width, latent, learning_rate, averaging: settings of the GAN.
+        module: a frozen embedding of your own, trained on public data, instead of `features`.
     """
 
     features: str = "components"
@@ -419,17 +418,17 @@ class FrozenNoiseLayerGan(SyntheticMethod):
         return Synthetic(inputs, labels, None, context.ledger, settings, place="embedding layer")
 
     def _number(self, records: Split, order: Order) -> int:
-        """The number of records that the sampling is made for.
+        """The number of records for which the sampling is made.
 
-        Batches of one size are for replacing a record, and the number of records is public then; padded ones need an upper
-        bound, since the padding is for all of them.
+        Batches of fixed size are for replacing a record, where the number of records is public. Padded batches need an upper
+        bound on the number of records.
         """
         if self.relation is Relation.REPLACE_ONE:
             return len(records)
         bound = order.at_most or order.number_of(records)
         if len(records) > bound:
             raise InputError(
-                "There are more records than was stated: padded sampling needs a public size that is not too small."
+                "There are more records than stated: padded sampling needs a public size that is not too small."
             )
         return bound
 
@@ -451,7 +450,7 @@ class FrozenNoiseLayerGan(SyntheticMethod):
         return DenseGenerator(shape, classes, **size)
 
     def _embedding(self, records: Split, order: Order, context: Context, randomness: Randomness) -> nn.Module:
-        """The frozen part: of "components", its mean and directions are released here."""
+        """The frozen part. For "components", its mean and directions are released here."""
         shape = tuple(records[0][0].shape)
         if self.module is not None:
             return self.module

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which records to use, in the words of the command line: enough to load them again.
+    """Which records to use, as the command line names them, so that they can be loaded again.
 
     Attributes:
         source, schema, header, user: as `privet.data.load` takes them.
         public_size, hold_out, unprotected_test: as `privet.data.with_test_records` takes them.
         note: a remark on the records, for the page.
-        account: the account of the records, by name or path; without it the one that a file `.privet-account` beside them names.
+        account: the account of the records, by name or path; by default the one named in `.privet-account` beside them.
     """
 
     source: str
@@ -55,7 +55,7 @@ class DataSpec:
     account: str = ""
 
     def load(self, progress: Progress | None = None) -> Dataset:
-        """Training and test records, divided in the same way every time."""
+        """Training and test records, split in the same way every time."""
         found = data.load(
             self.source, schema=self.schema or None, header=self.header, user=self.user, progress=progress
         )
@@ -73,7 +73,7 @@ class DataSpec:
 
     @property
     def is_public(self) -> bool:
-        """Whether everybody has the records: data sets of the catalog."""
+        """Whether the records are a public data set of the catalog."""
         return self.source in CATALOGUE
 
 
@@ -81,7 +81,7 @@ class DataSpec:
 class Public:
     """Records without labels that the user states to be public.
 
-    Either `aside` of the test records, which then are not tested on, or the training part of another data set.
+    Either `aside` of the test records, which are then not used for testing, or the training part of another data set.
     """
 
     aside: int = 0
@@ -97,7 +97,7 @@ class Public:
             if not spec.is_public and not dataset.unprotected:
                 raise InputError(
                     f"The test records of {dataset.name} are protected, so none of them are public: name another data set, or "
-                    "say which records go without protection (--hold-out or --unprotected-test; hold_out or unprotected_test)."
+                    "say which records are not protected (--hold-out or --unprotected-test; hold_out or unprotected_test)."
                 )
             set_aside(dataset, int(text))
             return cls(aside=int(text), named=f"{int(text):,} of the test records of {dataset.name}")
@@ -135,7 +135,7 @@ class Task:
     Attributes:
         dataset: the records; the training part is protected.
         epsilon, delta: the budget of the whole run.
-        seed: makes the run repeatable, for experiments; a release has none.
+        seed: makes the run repeatable, for experiments; None for a release.
         spec: how the records were named.
         public: records without labels that the user states to be public.
         schema: the columns of a table.
@@ -156,7 +156,7 @@ class Task:
 
     @property
     def protects_test(self) -> bool:
-        """Whether the test records are protected too: then results on them are published only with noise."""
+        """Whether the test records are protected, too, so that results on them are published only with noise."""
         return not (self.is_public or self.dataset.unprotected)
 
     @property
@@ -218,11 +218,11 @@ class TrainedModel:
     """A released model.
 
     Attributes:
-        model: what is released.
-        part: the part of it that was trained; it takes the records as `train` and `test` hold them.
+        model: the whole model.
+        part: the part of it that was trained; it takes records in the form of `train` and `test`.
         train, test: the records as `part` takes them.
         name, arguments: how to build the model again.
-        perturbation: noise that the model's answers have too.
+        perturbation: noise that the model also adds to its answers.
     """
 
     model: nn.Module
@@ -240,13 +240,13 @@ class Outcome:
 
     Attributes:
         release: a model or a synthetic data set.
-        plan: the plan of its private steps, which an audit rebuilds; None where there is none.
-        steps: how many of them were done; fewer than planned where the budget or the clock ended the run.
+        plan: the plan of its private steps, which an audit rebuilds; None if there is none.
+        steps: number of steps that were done; fewer than planned if the budget or the clock ended the run.
         settings: the method's settings in words, for page and card; nothing that depends on private records.
         history: an entry for each epoch or so: epoch, step, loss, epsilon, accuracy.
         internal: results computed from private records without noise; never on a card.
-        accuracy: a noisy accuracy on protected test records that the ledger holds already and that is still to be read.
-        accountant: whose theorem calibrated the noise.
+        accuracy: a noisy accuracy on protected test records, already charged to the ledger but not yet measured.
+        accountant: the accountant that calibrated the noise.
         noise_path: where the noise enters; empty for the method's own.
         set_aside: how many test records were used as public ones.
         note: a remark on the records, for the page.
@@ -272,7 +272,7 @@ class Ran:
     Attributes:
         ledger: what the run recorded; empty for an example.
         delta: of the statement.
-        plan: the plan of the private steps, as far as it could be rebuilt; None where there is none.
+        plan: the plan of the private steps, as far as it could be rebuilt; None if there is none.
         release: the rebuilt model, with made-up records of the right shape in place of the run's own.
         steps: how many steps of the plan were done.
         missing: the parts of the run that could not be rebuilt ("sampling", "clipping", "noise", "model"), each with the reason.
@@ -313,7 +313,7 @@ def option(default: Any, meaning: str) -> Any:
 
 
 VARIANT: Mapping[str, bool] = {"variant": True}
-"""Metadata of a field that tells the variants of a method apart: each has its own key and title, so it is not a setting."""
+"""Metadata of a field that distinguishes the variants of a method. Each variant has its own key, so it is not a setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +322,7 @@ class Method:
 
     Attributes:
         key: its name on the command line and in records.
-        title: its name on a page; it says so where its epsilon is only claimed.
+        title: its name on a page; the title says so if its epsilon is only claimed.
         by_default: whether `privet compare` runs it when no methods are named.
     """
 
@@ -364,7 +364,7 @@ class Method:
 
     @property
     def trusted(self) -> str:
-        """The assumption about a method that is not part of Privet, which Privet cannot prove; empty for its own methods."""
+        """The unproved assumption about a method that is not part of Privet; empty for Privet's own methods."""
         if type(self).__module__.startswith("privet."):
             return ""
         return f"the method {self.key}, which is not part of Privet, does to the records what it states"
@@ -389,13 +389,13 @@ class Method:
         return ""
 
     def fitted(self, task: Task) -> Method:
-        """The method with settings that suit the task, before the user's own settings are applied."""
+        """The method with settings for the task, before the user's own settings are applied."""
         return self
 
     def planned(self, task: Task) -> Event | None:
         """Everything that `fit` will record in the ledger, from public facts only; None if it is not known in advance.
 
-        `privet tune` needs it: all trials are paid for before the first one. Raises for what `fit` would refuse.
+        `privet tune` needs it, because it pays for all trials before the first one. Raises for tasks that `fit` would refuse.
         """
         return None
 
@@ -404,7 +404,7 @@ class Method:
         raise NotImplementedError
 
     def audits(self, ran: Ran, power: Power, progress: Progress | None = None) -> tuple[Audit, ...]:
-        """Audit what a run did: its own plan, on the run's own model, and what the method releases beside the plan's steps.
+        """Audit a run: its own plan, on its own model, and the method's releases besides the steps of the plan.
 
         Every audit names the parts of the run and the releases in the ledger that no audit covers.
         """
@@ -423,7 +423,7 @@ class Method:
     def release_audits(
         self, ran: Ran, power: Power, progress: Progress | None = None
     ) -> tuple[tuple[Audit, ...], Event]:
-        """Audits of what the method releases beside the steps of a plan, and the events that they cover."""
+        """Audits of the method's releases besides the steps of its plan, and the events that they cover."""
         return (), NOTHING
 
     def example(self, noise: float, rate: float, steps: int, delta: float) -> Ran | None:
@@ -439,7 +439,7 @@ _NOT_SETTINGS = {f.name for f in dataclasses.fields(Method)}
 
 
 MOST = {"steps": 10**7, "epochs": 10**6, "size": 10**8}
-"""The largest values of settings by the end of their names: a run with more would not end, or its result fit on no disk."""
+"""The largest values of settings, by the end of their names. With more, a run would not end or would not fit on a disk."""
 MOST_WHOLE = 10**9
 """The largest value of every other whole number."""
 
@@ -486,7 +486,7 @@ def settings_of(method: Method) -> tuple[Setting, ...]:
 
 
 def with_settings(method: M, given: Mapping[str, Any]) -> M:
-    """The method with other settings: plain values, or text as the command line gives it."""
+    """The method with other settings: plain values, or text from the command line."""
     hints = get_type_hints(type(method))
     known = {setting.name for setting in settings_of(method)}
     values = {}
@@ -528,7 +528,7 @@ def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
 
 
 def _documented(cls: type) -> dict[str, str]:
-    """The meanings of fields from the docstrings' "Attributes", those of base classes included."""
+    """The meanings of fields, from the "Attributes" in the docstrings of the class and its bases."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         _, _, listed = (each.__doc__ or "").partition("Attributes:\n")
@@ -587,10 +587,10 @@ def method_named(key: str, **given: Any) -> Method:
 
 
 def method_for(key: str, task: Task, given: Mapping[str, Any] | None = None) -> Method:
-    """A registered method with the settings that suit the task, replaced by those that are given."""
+    """A registered method with the settings for the task, replaced by the given ones."""
     method, given = method_named(key), given or {}
     known = {setting.name for setting in settings_of(method)}
-    # Some defaults depend on settings that were given: they are applied before, and again after.
+    # Some defaults depend on the given settings, which are therefore applied before and after.
     first = with_settings(method, {name: value for name, value in given.items() if name in known})
     return with_settings(first.fitted(task), given)
 

@@ -1,8 +1,8 @@
 """The noise-layer GAN as published: noise inside the discriminator, whose gradients are then taken to be private.
 
-"Generating differentially private datasets using GANs". The output of the noise layer is private; the gradients of the layers in
-front of it are not (`privet.attacks.inversion`), so every epsilon of this method is `Claimed`. The method of the same idea
-that has a proof is `privet.methods.frozen_noise_layer_gan`.
+"Generating differentially private datasets using GANs". The output of the noise layer is private, but the gradients of the
+layers before it are not (`privet.attacks.inversion`), so every epsilon of this method is `Claimed`. A version with a proof is
+`privet.methods.frozen_noise_layer_gan`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ CLAIM = Claimed(
 @register
 @dataclass(frozen=True, kw_only=True)
 class PublishedNoiseLayerGan(SyntheticMethod):
-    """The source's teacher, its training and its accounting.
+    """The paper's teacher, its training and its accounting.
 
-    Formal guarantees: none; the ledger holds what the source claims of each step, under `CLAIM`. Labels count as public,
-    as in the source.
+    Formal guarantees: none; the ledger holds what the paper claims of each step, under `CLAIM`. Labels are public, as in the
+    paper.
 
     Attributes:
-        epochs: passes over the records, in shuffled batches, which the source accounts as Poisson samples.
-        batch_size, learning_rate: the source's.
+        epochs: passes over the records in shuffled batches, which the paper accounts as Poisson samples.
+        batch_size, learning_rate: those of the paper.
         bound: C, the norm to which the output of the third convolution is clipped.
-        width, latent: maps of the first convolution, and coordinates of the generator's noise; open in the source.
-        convolutions: of the discriminator: four for MNIST and five for SVHN in the source.
+        width, latent: maps of the first convolution, and coordinates of the generator's noise; the paper does not state them.
+        convolutions: number of convolutions of the discriminator; in the paper four for MNIST and five for SVHN.
     """
 
     epochs: float = 3.0
@@ -84,7 +84,7 @@ class PublishedNoiseLayerGan(SyntheticMethod):
         return super().why_not(task) or ("" if kind_of(task.dataset.shape) == "images" else "it is for images")
 
     def noise_multiplier(self, records: int, order: Order) -> float:
-        """The least sigma / C that spends the budget by the moments accountant, as the source does."""
+        """The smallest sigma / C within the budget by the moments accountant, as in the paper."""
         steps = steps_of(records, self.batch_size, self.epochs)
         rate = self.batch_size / records
         return Budget(order.epsilon, order.delta, accountant="moments").noise_multiplier(rate, steps)
@@ -137,10 +137,10 @@ class PublishedNoiseLayerGan(SyntheticMethod):
         the training with `BudgetExhausted`.
 
         Args:
-            judge, maker, records: what is trained on what.
+            judge, maker, records: the two networks and the records.
             context: where the events are recorded and the networks are saved.
             randomness: of the noise layer.
-            number: that of the records, as far as it is public.
+            number: the public number of records.
         """
         noise = check_restrictions(judge)
         learners = [
@@ -177,7 +177,7 @@ class PublishedNoiseLayerGan(SyntheticMethod):
         except BudgetExhausted:
             if done == 0:
                 raise
-            kept.save(done, ended=True)  # the generator is what was trained until here
+            kept.save(done, ended=True)  # the generator stays as it is now
         return done
 
 
@@ -207,10 +207,10 @@ _MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 
 def check_restrictions(network: nn.Module) -> NoiseLayer:
-    """The noise layer of a network that keeps the restrictions of the source's section 4.2; otherwise `InputError`.
+    """The noise layer of a network that meets the restrictions of the paper's section 4.2; otherwise `InputError`.
 
-    A feed-forward network; no randomized layer besides the noise; nothing that mixes records in front of the noise. Layers
-    count as in front of it where the network has registered them before it.
+    The network is feed-forward, has no other random layer, and mixes no records before the noise. A layer is before the noise if
+    the network has registered it earlier.
     """
     found: NoiseLayer | None = None
     for name, layer in network.named_modules():
@@ -236,10 +236,10 @@ def check_restrictions(network: nn.Module) -> NoiseLayer:
 
 
 def printed_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The sigma of the source's section 4.1, C sqrt(2 ln(1.25 / delta) / epsilon), whose root takes in the epsilon.
+    """The sigma of the paper's section 4.1, C sqrt(2 ln(1.25 / delta) / epsilon), with epsilon under the root.
 
-    The classic bound is C sqrt(2 ln(1.25 / delta)) / epsilon. The printed one delivers another epsilon than it names: a larger
-    one below 1, and a smaller one above.
+    The classic bound is C sqrt(2 ln(1.25 / delta)) / epsilon. With the printed sigma the true epsilon differs from the stated
+    one: it is larger below 1 and smaller above 1.
     """
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta) / epsilon)
 

@@ -1,4 +1,4 @@
-"""Optimized additive noise (Xiang et al. 2019): the noise with the least cost among all that keep the privacy constraint.
+"""Optimized additive noise (Xiang et al. 2019): the noise with the least cost under the privacy constraint.
 
 Three sound forms, and the published algorithm:
 
@@ -8,7 +8,7 @@ Three sound forms, and the published algorithm:
 - "elliptical": Gaussian noise, clipping to an ellipsoid that follows the released gradients, and the step in the norm of that
   ellipsoid: DP-SGD's accountant.
 - as published: the shape is the derivative of the cost over the private records, and advanced composition with amplification by
-  sampling gives each step's budget. What it claims is not proved, and every statement of it says so.
+  sampling gives each step's budget. Its claim is not proved, and every statement says so.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def train(
         as_published: the published algorithm, whose epsilon is only claimed.
         weights: for "grouped", w for each parameter by its name: from public data, or from a release that is in the ledger
             already. Without it, w follows the released gradients.
-        decay: for "grouped" without `weights`, of the moving average of released gradients; 0.9 without it.
+        decay: for "grouped" without `weights`, the decay of the moving average of released gradients; 0.9 by default.
     """
     if form not in FORMS:
         raise InputError(f"The form of optimized noise is {', '.join(FORMS)}, not {form!r}.")
@@ -103,7 +103,7 @@ def train(
 class CostSensitivity:
     """The derivative of the mean cost over all training records with respect to each parameter, at the current parameters.
 
-    It looks at every record without protection: noise that is shaped by it has no proof.
+    It uses every record without protection: noise with this shape has no proof.
     """
 
     model: InitVar[nn.Module]
@@ -112,7 +112,7 @@ class CostSensitivity:
     chunk: int = 4096
 
     def __post_init__(self, model: nn.Module, records: Split, loss: Loss) -> None:
-        # A copy: what listens to the model in training must not hear of this pass.
+        # A copy, because the engine that listens to the trained model must not see this pass.
         parts = {"_model": model, "_twin": copy.deepcopy(model).eval(), "_records": records, "_loss": loss}
         for name, part in parts.items():
             object.__setattr__(self, name, part)
@@ -210,7 +210,7 @@ FEWER = 10
 """Factor by which the number of draws is reduced if noise is drawn for each release separately."""
 RECORD = (torch.arange(WIDTH) < FIRST)[None] / math.sqrt(FIRST)
 CANARY = (torch.arange(WIDTH) >= FIRST)[None] / math.sqrt(WIDTH - FIRST)
-"""The record lies in the first coordinates and the canary in the others, which cost nothing without it and get the most noise."""
+"""The record lies in the first coordinates, the canary in the others. Without it these cost nothing and get the most noise."""
 
 
 def published_noise(

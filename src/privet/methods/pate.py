@@ -71,7 +71,7 @@ class TrainedByVotes:
 
 
 def usual_teachers(records: int, epsilon: float) -> int:
-    """The default number of teachers: that of the paper, or more for a small budget; at least fifty records for each."""
+    """The default number of teachers: that of the paper, or more for a small budget; each has at least fifty records."""
     return max(2, min(250 if epsilon >= 2 else 1000, records // 50))
 
 
@@ -104,18 +104,18 @@ def train(
     """Train `model` on public records and the labels that teachers of the private ones vote for.
 
     Args:
-        model: the student: from what `public` holds to a score for each class.
-        records: the private records. `public`: those without labels that whoever calls states to be public; the same
-            fixed transform must have made both.
-        classes: how many; public.
-        epsilon, delta: the budget, together with what the ledger of `context` holds already.
-        named: what the public records are, in words, for the ledger.
-        voting, teach: as in `privet.methods.voting.label_by_votes`; 0 teachers are as many as `usual_teachers` says. They are
-            asked about the first ones of the public records, as many as `voting` says, or `usual_queries`.
+        model: the student, which maps inputs of `public` to a score for each class.
+        records: the private records.
+            public: records without labels that the caller states to be public; the same fixed transform must have made both.
+        classes: the public number of classes.
+        epsilon, delta: the budget, including what the ledger of `context` already holds.
+        named: a description of the public records, for the ledger.
+        voting, teach: as in `privet.methods.voting.label_by_votes`; 0 teachers stand for `usual_teachers`. They are asked about
+            the first public records, as many as `voting` says, or `usual_queries`.
         student: how the student learns.
         seed: makes the run repeatable, and unfit for release.
-        context: where it is recorded and kept, in memory without one. The ledger's relation may be either. Called after each
-            teacher, and after each step of the student.
+        context: where the run is recorded and kept; in memory by default. The ledger may have either relation. Called after
+            each teacher, and after each step of the student.
 
     Formal guarantees: (epsilon, delta) for adding, removing or replacing one private record, whatever the teachers are:
     one record changes one teacher. The student sees the public records and the released labels, and nothing else.
@@ -159,12 +159,12 @@ def label_all(
     teach: Teach | None = None,
     ridge: float = StudentTraining.ridge,
 ) -> tuple[Answers, Tensor]:
-    """The answers of the teachers for the first of `inputs`, and a label for each input that follows from them.
+    """The answers of the teachers for the first of `inputs`, and a label for each input, computed from the answers.
 
-    `inputs` are public, or were released before: artificial examples. The other arguments are those of `label_by_votes`, whose
-    guarantees these are: the labels of all are post-processing of the answers.
+    `inputs` are public, or artificial examples that were released before. The other arguments and the guarantees are those of
+    `label_by_votes`: all labels are post-processing of the answers.
     """
-    # Fixed before the votes are in the ledger: a run that goes on must not ask again how many there can be.
+    # Fixed before the votes are in the ledger: a resumed run must not compute this number again.
 
     def affordable() -> int:
         return usual_queries(voting.teachers, budget.after(context.ledger, fixed_beforehand=True), len(inputs))
@@ -184,7 +184,7 @@ def label_all(
         teach=teach or KernelTeacher(view),
     )
     if len(answers.labels.unique()) < 2:
-        raise PrivetError("Every answer names the same class, and a student cannot learn from that: ask more queries.")
+        raise PrivetError("All answers name the same class, so a student cannot learn from them: ask more queries.")
     return answers, _smoothed(seen, answers, classes, ridge)
 
 
@@ -215,7 +215,7 @@ def _fit(
 ) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=student.learning_rate, weight_decay=student.decay)
     falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, student.steps)
-    # Nothing private depends on the order, so that it needs no secret.
+    # The order reveals nothing private, so it needs no secret randomness.
     generator = torch.Generator().manual_seed(seed or 0)
     order = inputs.new_empty(0, dtype=torch.int64)
     model.train()
@@ -235,14 +235,14 @@ def _fit(
 @register
 @dataclass(frozen=True, kw_only=True)
 class Pate(Method):
-    """PATE: the model of a recipe learns public records with the labels that teachers of the private ones vote for.
+    """PATE: the model of a recipe learns public records with labels for which teachers of the private records vote.
 
-    Of the recipe, the model and its fixed features are used; its settings are not.
+    Only the model and the fixed features of the recipe are used, not its settings.
 
     Attributes:
-        teachers: how many teachers; 0 for the usual number for these records and this budget.
-        queries: how many public records the teachers are asked about; 0 for as many as their noise allows.
-        threshold, threshold_noise: answer only where a class has this many votes, counted with this noise; 0 for all queries.
+        teachers: number of teachers; 0 for the usual number for these records and this budget.
+        queries: number of public records that the teachers label; 0 for as many as their noise allows.
+        threshold, threshold_noise: answer only if a class has this many votes, counted with this noise; 0 answers all queries.
     """
 
     noise_path = "votes"
@@ -366,12 +366,12 @@ class VotedLabels:
 
     Attributes:
         method: makes the examples; the labels that it gives them are not used.
-        votes_share: of the budget (of mu^2 of the Gaussian trade-off, in which releases add up) for the votes.
-        teachers: how many parts the records are dealt out to.
-        queries: how many examples the teachers are asked about; 0 means as many as their noise allows. Examples that were
-            not asked about, or not answered, get the label of those that are alike, and so do answered ones.
-        threshold, threshold_noise: confident voting answers only where the largest count, with noise, reaches the threshold; a
-            noise of 0 means that every query is answered.
+        votes_share: the share of the budget for the votes (in mu^2 of the Gaussian trade-off, where releases add up).
+        teachers: number of teachers, each with its own part of the records.
+        queries: number of examples that the teachers label; 0 means as many as their noise allows. Every example, answered or
+            not, gets the label of similar ones.
+        threshold, threshold_noise: confident voting answers only if the largest noisy count reaches the threshold; a noise of 0
+            means that every query is answered.
     """
 
     method: Synthesizer
@@ -419,7 +419,7 @@ class VotedLabels:
         return replace(made, labels=labels, soft=None, settings=settings, place="voted labels")
 
     def _for_inputs(self, order: Order) -> Order:
-        """The order for the method, with the budget that remains without the share of the votes."""
+        """The order for the method, with the budget without the share of the votes."""
         budget = Budget(order.epsilon, order.delta, self.relation, "gdp")
         noise = budget.least(Gaussian) / math.sqrt(1 - self.votes_share)
         return replace(order, epsilon=budget.spent(Gaussian(noise)).epsilon, labels="protected")

@@ -87,19 +87,19 @@ PUBLISHED_BOUND = 30.0
 
 @dataclass(frozen=True)
 class ResidualPerturbation:
-    """Strategy I adds ``gamma n`` to what leaves each residual block, strategy II ``gamma max(|x|, eta) n``, x being the stream.
+    """Strategy I adds ``gamma n`` to the output of each residual block, strategy II ``gamma max(|x|, eta) n`` for a stream x.
 
     Formal guarantees: noise is drawn afresh in every call, in training mode and in evaluation mode. `radius`, `bound` and
-    `weight_norm` are enforced by scaling down, record by record. What stands behind an epsilon is in the events.
+    `weight_norm` are enforced by scaling down, record by record. The events state the guarantee of each epsilon.
 
     Attributes:
-        gamma: of the noise in the stream.
+        gamma: the scale of the noise in the stream.
         strategy: "I" (additive) or "II" (multiplicative).
         eta: the floor of the stream's magnitude under strategy II.
-        pi: strategy I: the deviation of the noise on the input, which asks for `radius`. Strategy II: that of the noise on
-            the last layer's scores, relative to the norm of that layer's input, which asks for `weight_norm`.
-        radius: R, to whose norm each input is clipped.
-        bound: G, or B under strategy II, to whose norm each residual mapping's output is clipped.
+        pi: strategy I: the deviation of the noise on the input, which needs `radius`. Strategy II: that of the noise on the last
+            layer's scores, relative to the norm of that layer's input, which needs `weight_norm`.
+        radius: R, the norm to which each input is clipped.
+        bound: G, or B under strategy II, the norm to which each residual mapping's output is clipped.
         weight_norm: a, to which the last layer's weights and biases are scaled down together.
     """
 
@@ -127,7 +127,7 @@ class ResidualPerturbation:
             raise InputError("Under strategy I there is no noise on the last layer: leave weight_norm out.")
         if self.pi and (self.weight_norm if self.multiplicative else self.radius) is None:
             needed = "weight_norm" if self.multiplicative else "radius"
-            raise InputError(f"Noise of deviation pi hides what is bounded only: give {needed}, too.")
+            raise InputError(f"Noise of deviation pi hides only bounded values: give {needed}, too.")
 
     @property
     def multiplicative(self) -> bool:
@@ -150,22 +150,21 @@ class ResidualPerturbation:
 
         Args:
             model: any network with residual blocks.
-            blocks: the names of its residual blocks, as in ``model.named_modules()``; without them, those whose class is
-                known by name.
-            source: of the noise; torch's own generator without one. A secure source serves the noise on the input,
-                from which proofs come; noise in the stream then comes from torch's own generator.
-            at_test: whether there is noise in evaluation mode, too, as published. Without it the noise is a regularizer.
+            blocks: the names of its residual blocks, as in ``model.named_modules()``; by default those of known classes.
+                source: the source of the noise; by default torch's own generator. A secure source is used for the noise on the
+            input, on which proofs rest; the noise in the stream then comes from torch's own generator.
+                at_test: add the noise in evaluation mode, too, as published. Otherwise the noise is only a regularizer.
         """
         return AppliedPerturbation(self, model, blocks, source, at_test)
 
     def epoch(self, blocks: int, members: int = 1) -> Event:
         """The event of an epoch of training, which uses each record once; for replacing the input of a record.
 
-        `blocks` are those of one network; the `members` of an ensemble share the input and its noise, and each has a
-        stream of its own, for which it pays.
+        `blocks` are those of one network; the `members` of an ensemble share the input and its noise, and each pays for its own
+        stream.
 
         Formal guarantees: with `pi`, it is proved for public labels, and gamma adds nothing. Without it, strategy I is only
-        claimed. Strategy II protects answers and not weights: weights that were trained by it are not private.
+        claimed. Strategy II protects answers, not weights: weights trained by it are not private.
         """
         if self.multiplicative or not (self.pi or self.gamma):
             return NotPrivate()
@@ -176,7 +175,9 @@ class ResidualPerturbation:
     def query(self, blocks: int, heads: int = 1) -> Event:
         """The event of one answer under strategy II, whose weights stay secret."""
         if not self.multiplicative:
-            raise InputError("Answers are protected by strategy II alone: the weights of strategy I may be released.")
+            raise InputError(
+                "Only strategy II protects answers; strategy I protects the weights, which may be released."
+            )
         if not (self.gamma and self.pi) or self.bound is None or self.weight_norm is None:
             raise InputError("An answer is protected by gamma, bound, pi and weight_norm together: give all four.")
         return query_event(
@@ -229,7 +230,7 @@ class AppliedPerturbation:
 
     @property
     def members(self) -> int:
-        """How many networks there are: more than one in an ensemble, whether its members are joined into one or not."""
+        """Number of networks: more than one in an ensemble, whether or not its members are joined into one."""
         return sum(networks(self._blocks).values())
 
     @property
@@ -255,7 +256,7 @@ class AppliedPerturbation:
         return bool(self._handles) and all(parts.get(name) is block for name, block in self._blocks.items())
 
     def remove(self) -> None:
-        """Take the noise out again."""
+        """Remove the noise."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -289,7 +290,7 @@ class AppliedPerturbation:
             return out
         stream = self._stream(block, args[0], out) if how.needs_stream else None
         if how.bound is not None:
-            # Without a skip connection, all that leaves a block is its residual mapping.
+            # Without a skip connection, the output of a block is its residual mapping.
             skipped: Tensor | float = 0.0 if stream is None or not skips(block) else stream
             out = skipped + _clipped(out - skipped, how.bound, members_in(block))
         if not how.gamma:
@@ -328,7 +329,7 @@ class AppliedPerturbation:
     def _plus_noise(self, out: Tensor, deviation: float) -> Tensor:
         if _is_followed() or type(out.grad_fn).__name__ != "AddBackward0" or not _is_dense(out):
             return out + self._noise(out, deviation)
-        # A sum keeps nothing of its result for the way back: noise is added in place, in chunks that stay in the cache.
+        # The backward pass of a sum does not need its result: noise is added in place, in chunks that stay in the cache.
         for chunk in out.detach().as_strided((out.numel(),), (1,)).split(CHUNK):
             chunk.add_(self._normal(chunk, deviation))
         return out

@@ -39,7 +39,7 @@ class Prepared:
 
 
 def arguments(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
-    """All arguments of the recipe's model: those that it states, and those that follow from the shape of the records."""
+    """All arguments of the recipe's model: stated ones, and those that follow from the shape of the records."""
     builder = model_named(recipe.model.name)
     return model_arguments(builder, dataset.shape, dataset.outputs, recipe.model.arguments)
 
@@ -69,7 +69,7 @@ def prepare(
 ) -> Prepared:
     """Make the releases before training; returns the records to train on.
 
-    Formal guarantees: every look at the training records is in the ledger; the test records take no part.
+    Formal guarantees: every use of the training records is in the ledger; the test records are not used.
     """
     randomness = before_training(seed)
     if isinstance(model, OnFeatures):
@@ -122,8 +122,8 @@ def outputs(
 def scores(model: nn.Module, records: Split, on_batch: Callable[[int], None] = lambda done: None) -> Tensor:
     """The class scores of every record. The model is in evaluation mode afterward.
 
-    After each batch `on_batch` is told how many records are done. Batches are small: in the cache a network of convolutions
-    is twice as fast.
+    `on_batch` is called after each batch with the number of finished records. Batches are small: a convolutional network is
+    twice as fast if a batch fits into the cache.
     """
     model.eval()
     found, done = [], 0

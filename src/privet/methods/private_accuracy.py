@@ -17,7 +17,7 @@ from privet.privacy import Budget, Event, Gaussian, Ledger, Relation
 from privet.randomness import Randomness
 
 SHARE = 0.05
-"""Of the budget, in mu^2 of the Gaussian trade-off, in which Gaussian releases add up; it makes other noise 2.6 % larger."""
+"""The share of the budget, in mu^2 of the Gaussian trade-off, where releases add up; other noise becomes 2.6 % larger."""
 LEVEL = 0.95
 
 
@@ -26,9 +26,9 @@ class Measured:
     """An accuracy that may be published.
 
     Attributes:
-        accuracy: the share of the records whose label the model gives.
+        accuracy: the share of the records that the model labels correctly.
         low, high: an interval that covers the noise and the choice of the records, with probability `level`.
-        majority: the share of the most frequent class: what a model that always answers it has right.
+        majority: the share of the most frequent class, which is the accuracy of always answering it.
         noise: the standard deviation of the noise on each count.
     """
 
@@ -61,9 +61,9 @@ class MeasuredError:
 
 @dataclass(frozen=True)
 class PrivateAccuracy:
-    """How many records of each class a model has right and wrong, or how far a regression is off, with Gaussian noise.
+    """Noisy counts of right and wrong answers for each class, or noisy sums of the errors of a regression.
 
-    Where the records have users, each user counts 1 with all their records.
+    If the records have users, all records of a user together count 1.
 
     Formal guarantees: a record is in one of the counts and changes it by 1, so all of them together are one release of
     sensitivity 1, which is one `Gaussian` event; a user changes all of them together by 1. `charge` writes the event into the
@@ -121,10 +121,11 @@ class PrivateAccuracy:
         randomness: Randomness,
         shares: Tensor | None = None,
     ) -> MeasuredError:
-        """The noisy error of a regression; to be read once for each charge, and instead of `read`.
+        """The noisy error of a regression; call it once for each charge, instead of `read`.
 
-        Formal guarantees: a record adds half of (1, 4 e^2, 2 z, 4 z^2) to the sum, where e is its error and z its target less
-        one half, both moved to [-1/2, 1/2]. No entry is above 1 in size, so the half is at most 1 long and clipped to that.
+        Formal guarantees: a record adds half of (1, 4 e^2, 2 z, 4 z^2) to the sum, where e is its error and z its target minus
+        one half, both clipped to [-1/2, 1/2]. No entry exceeds 1, so half of the vector has a norm of at most 1, to which it is
+        clipped.
         A prediction that is not finite counts as an error of one half.
 
         Args:
@@ -142,12 +143,12 @@ class PrivateAccuracy:
 
     def _require_charge(self, ledger: Ledger, shares: Tensor | None) -> None:
         if self.event not in {event for event, _ in ledger}:
-            raise PrivetError("The accuracy of protected records was to be read before it was charged to the ledger.")
+            raise PrivetError("The accuracy of protected records must be charged to the ledger before it is read.")
         ledger.require_unit("record" if shares is None else "user")
 
 
 def left_for_others(epsilon: float, delta: float, relation: Relation | str = Relation.ADD_REMOVE) -> float:
-    """The epsilon of the budget without the share of the accuracy, for a method that spends all that it is given."""
+    """The epsilon of the budget without the share of the accuracy, for a method that spends its whole budget."""
     noise = _whole(epsilon, delta, relation) / math.sqrt(1 - SHARE)
     return Budget(epsilon, delta, relation, "gdp").spent(Gaussian(noise)).epsilon
 
@@ -169,7 +170,7 @@ def measured(counts: Tensor, noise: float) -> Measured:
 
 
 def _measured_error(sums: Sequence[float], span: float, noise: float) -> MeasuredError:
-    """What noisy sums of 1, 4 e^2, 2 z and 4 z^2 say of the error."""
+    """The error computed from noisy sums of 1, 4 e^2, 2 z and 4 z^2."""
     count, squares, places, place_squares = sums
     if count < 1:  # so few records that the noise hides them
         return MeasuredError(span / 2, 0.0, span / 2, span / 2, noise)
@@ -185,7 +186,7 @@ def _measured_error(sums: Sequence[float], span: float, noise: float) -> Measure
 
 
 def error_exactly(predicted: Tensor, targets: Tensor, span: float) -> MeasuredError:
-    """The error on records that are public, or that their holder leaves without protection; the best constant in hindsight."""
+    """The exact error on public or unprotected records, and that of the best constant in hindsight."""
     squares = (predicted - targets).double() ** 2
     mean = float(squares.mean())
     spread = float(squares.std()) / math.sqrt(len(squares)) if len(squares) > 1 else mean
@@ -200,7 +201,7 @@ def _whole(epsilon: float, delta: float, relation: Relation | str) -> float:
 
 
 def exactly(predicted: Tensor, labels: Tensor, classes: int) -> Measured:
-    """The exact accuracy on records that are public, or that their holder does not protect."""
+    """The exact accuracy on public or unprotected records."""
     right, total = int((predicted == labels).sum()), len(labels)
     found = stats.binomtest(right, total).proportion_ci(LEVEL, method="wilson")
     majority = int(torch.bincount(labels, minlength=classes).max()) / total

@@ -17,7 +17,7 @@ from privet.io import MisfitError, build, from_yaml, read_text, user_path
 from privet.io.registry import PREFIX, no_such
 
 OWN_MODEL = "own-model"
-"""The recipe for a model that no recipe was made for."""
+"""The recipe for models without a recipe of their own."""
 ORIGINS = ("paper", "training split", "carried over", "convention", "public")
 """Where a setting can come from. Never from test records.
 
@@ -34,14 +34,14 @@ class TrainingSettings:
     """How to train. Noise that is not given here is calibrated to the budget.
 
     Attributes:
-        sampling_rate: the probability with which a record joins a step's lot.
+        sampling_rate: the probability that a record is in a step's batch.
         clip: the norm to which each record's gradient is clipped.
         learning_rate: of the optimizer, on the mean clipped gradient.
-        steps, epochs: how long; one of the two. With `noise_multiplier`, at most so long.
+        steps, epochs: the length of the training; give one of the two. With `noise_multiplier`, the largest length.
         momentum: of the optimizer.
-        average: the decay of the moving average of the parameters; 0 means the last ones are taken.
-        learning_rate_end: where the learning rate falls to, linearly, over `decay_epochs`; then it stays there.
-        noise_multiplier: noise that is fixed, as a paper states it: then the budget sets the number of steps.
+        average: the decay of the moving average of the parameters; 0 uses the last parameters.
+        learning_rate_end: the learning rate falls linearly to this value over `decay_epochs`, and then stays constant.
+        noise_multiplier: fixed noise, as stated in a paper; then the budget sets the number of steps.
         mean_noise: noise of the release of the features' mean, which is then subtracted; 0 means none.
         whitening_noise: noise of the two releases of the features' second moments; 0 means no whitening.
         whitening_power: features are multiplied by second moments to this power.
@@ -70,7 +70,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Network:
-    """A model of `privet.models` and those of its arguments that do not follow from the records."""
+    """A model of `privet.models`, and its arguments that do not follow from the records."""
 
     name: str
     arguments: dict[str, int] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def check_origins(origins: dict[str, Origin], stated: set[str], also: Iterable[s
             raise MisfitError(f"'origins' does not say where '{name}' came from")
     for name, origin in origins.items():
         if name not in stated and name not in also:
-            raise MisfitError(f"'origins' says where '{name}' came from, which is stated nowhere")
+            raise MisfitError(f"'origins' says where '{name}' came from, but no setting has this name")
         if origin.source not in ORIGINS:
             raise MisfitError(f"'origins.{name}.source' is {origin.source!r} and should be one of {', '.join(ORIGINS)}")
 
@@ -202,8 +202,8 @@ def kind_of(shape: tuple[int, ...]) -> str:
 def chosen(name: str, dataset: Dataset, model: str = "") -> tuple[Recipe, str]:
     """The named recipe, or the one that fits the records; and why it is this one.
 
-    A `model` takes the place of the recipe's own. Without a name the recipe is then the one for models that no recipe was made
-    for: settings of another model, and releases of its features, would not fit.
+    A `model` replaces that of the recipe. If no recipe is named, the one for models without a recipe is used: settings of another
+    model, and releases of its features, would not fit.
     """
     if not name and not model:
         return pick(dataset)

@@ -1,6 +1,6 @@
-"""Residual perturbation as published: ordinary training of a perturbed network, every epoch in the ledger.
+"""Residual perturbation as published: ordinary training of a perturbed network, with every epoch in the ledger.
 
-`train` is the paper's, and an `Answering` network serves strategy II; `train_by_dpsgd` is the sound practical form.
+`train` is the paper's training, an `Answering` network serves strategy II, and `train_by_dpsgd` is the sound practical form.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SgdSchedule:
 
     Attributes:
         epochs: passes over the shuffled records.
-        batch_size: records of a step; the last batch of an epoch holds what is left.
+        batch_size: records of a step; the last batch of an epoch may be smaller.
         learning_rate: at the beginning.
         milestones: after each of these epochs the rate is divided by `division`.
     """
@@ -63,7 +63,7 @@ class SgdSchedule:
             raise InputError("A training has at least one epoch, and a batch at least one record.")
 
     def for_members(self, members: int) -> SgdSchedule:
-        """For an ensemble: the average divides the gradient of each member by their number, which a larger rate compensates."""
+        """The schedule for an ensemble: a larger rate compensates for averaging, which divides each member's gradient."""
         return replace(self, learning_rate=self.learning_rate * members)
 
     def rate(self, epoch: int) -> float:
@@ -75,7 +75,7 @@ class SgdSchedule:
 class Perturbed:
     """A network that was trained under residual perturbation, with its ledger.
 
-    The noise is in the network until ``applied.remove()``: its answers are meant to have it.
+    The noise stays in the network until ``applied.remove()``, because its answers should have noise, too.
     """
 
     model: nn.Module
@@ -118,8 +118,8 @@ def train(
         on_step: called after each step, as `privet.methods.dpsgd.train` does; it may end the training with `BudgetExhausted`.
         ledger: where the epochs are recorded; it must be for replacing a record.
         seed: makes the order and the noise repeatable, for experiments; a model that is released has none.
-        folder: where the run is saved after each epoch, instead of `ledger`. A run that is killed goes on from there. A
-            release counts an epoch again that it does again, and ends as many epochs earlier.
+        folder: where the run is saved after each epoch, instead of `ledger`. A killed run goes on from there. A release charges
+            repeated epochs again, and ends as many epochs earlier.
     """
     records.require_records("Residual perturbation")
     schedule = schedule or SgdSchedule()
@@ -170,7 +170,7 @@ def _trained(
     model.train()
 
     def epoch(number: int) -> None:
-        """One pass over the records, which is in the ledger already."""
+        """One pass over the records, which is already in the ledger."""
         epsilon = kept.ledger.spent(delta).epsilon
         standing = {"epsilon": epsilon, "delta": delta, "guarantee": str(event.guarantee)}
         for group in optimizer.param_groups:
@@ -199,7 +199,7 @@ def _trained(
     except BudgetExhausted:
         if not history.value:
             raise
-        # The whole of the epoch is in the ledger: what was trained until here is the model.
+        # The whole epoch is in the ledger, so the model may stay as it is now.
         kept.save(kept.step + 1, ended=True)
     return Perturbed(model, applied, kept.ledger, history.value[-1]["step"], history.value)
 
@@ -215,8 +215,8 @@ def train_by_dpsgd(
 ) -> dpsgd.Trained:
     """DP-SGD on a network without batch norm, with the noise in its stream as a regularizer, in training alone.
 
-    Formal guarantees: those of DP-SGD. A record's noise in the stream depends on no other record, so that its gradient is
-    clipped as ever; it adds nothing to the proof. `settings` are those of `privet.methods.dpsgd.train`.
+    Formal guarantees: those of DP-SGD. A record's noise in the stream depends on no other record, so its gradient is clipped as
+    usual; the noise adds nothing to the proof. `settings` are those of `privet.methods.dpsgd.train`.
     """
     with perturbation.apply(model, blocks=blocks, at_test=False):
         return dpsgd.train(model, optimizer, records, **settings)
@@ -226,9 +226,8 @@ def train_by_dpsgd(
 class Answering:
     """A network of strategy II that answers queries; its weights stay secret, and every answer is recorded before it is returned.
 
-    Formal guarantees: those of Theorem 2, under its assumptions, which travel with every event. An ensemble has the blocks and
-    the last layers of all its members, and pays for each, also where they are joined into one network, which answers few rows
-    faster::
+    Formal guarantees: those of Theorem 2, under its assumptions, which every event names. An ensemble pays for the blocks and the
+    last layers of all its members, even if they are joined into one network, which answers few rows faster::
 
         network = ensemble.joined()
         serving = Answering(network, perturbation.apply(network))
@@ -276,7 +275,7 @@ FEWER = 4
 
 
 def audit_input_noise(perturbation: ResidualPerturbation, *, delta: float = 1e-5, **settings: Any) -> Audit:
-    """Audit the input that a network of strategy I with pi receives of one record, which is replaced by the opposite one.
+    """Audit the noisy input of one record under strategy I with pi; the record is replaced by the opposite one.
 
     `settings` are those of `privet.audit.mechanism`: draws, confidence, seed and progress.
 
@@ -311,7 +310,7 @@ PATCHES = (3, 50, 50)
 PATCH_SCHEDULE = SgdSchedule(100, 128, 0.1, (20, 40, 60, 80), 4.0)
 """The paper's, for its patches of breast tissue."""
 RADIUS = 30.0
-"""The norm to which inputs are clipped where none is given: the paper's."""
+"""The default norm to which inputs are clipped: that of the paper."""
 SHORT_SCHEDULE = SgdSchedule(20, 32, 0.05, (10, 15), 10.0)
 """The schedule of He et al. 2016, shortened to about an hour on one core."""
 
@@ -325,16 +324,16 @@ def _needs_images(task: Task) -> str:
 class Residual(Method):
     """Residual perturbation as published: ordinary training of a ResNet with noise in every residual mapping.
 
-    Its noise is set by `gamma` and `pi`, and its epsilon follows from them. With `pi` it is proved for public labels;
-    without, it is only claimed.
+    Its noise is set by `gamma` and `pi`, and its epsilon follows from them. With `pi` it is proved for public labels; without
+    `pi` it is only claimed.
 
     Attributes:
         gamma: the noise in every residual block, in training and at test.
         strategy: I adds the noise, II adds it in proportion to the stream.
-        pi: the noise on the input, from which a proof comes (strategy I).
-        radius: with pi, the norm to which inputs are clipped; 30 without it.
-        ensemble: how many networks are averaged.
-        epochs: passes over the records; 0 for those of the schedule.
+        pi: the noise on the input, on which the proof rests (strategy I).
+        radius: with pi, the norm to which inputs are clipped; 30 by default.
+        ensemble: number of networks that are averaged.
+        epochs: passes over the records; 0 for the number in the schedule.
         shrink: images are averaged over squares of this many pixels a side.
         depth: layers of the network.
     """
@@ -464,7 +463,7 @@ class Residual(Method):
                 began = time.monotonic()
             model(made_up).square().mean().backward()
         step = (time.monotonic() - began) / probes
-        # Each record is seen once in an epoch, and once more when the network is attacked, without a backward pass: a third.
+        # Each record is used once in an epoch, and once more in the attack, which costs a third without its backward pass.
         trained, tested = len(task.dataset.train), len(task.dataset.test)
         return step * (trained * schedule.epochs + (trained + tested) / 3) / schedule.batch_size
 
@@ -493,7 +492,7 @@ class ResidualDPSGD(RecipeMethod):
     Attributes:
         gamma: the noise in every residual block.
         strategy: I adds the noise, II adds it in proportion to the stream.
-        ensemble: how many networks are averaged.
+        ensemble: number of networks that are averaged.
     """
 
     noise_path = "gradient"

@@ -46,8 +46,8 @@ def private_mean(
 
     Where the records have users, a user's own mean takes the place of a record, and `public_size` is the number of users.
 
-    Formal guarantees: the event is in the ledger before the noise is drawn; the noisy sum is divided by `public_size`, a
-    constant that the caller states, and never by the number of records that there are.
+    Formal guarantees: the event is in the ledger before the noise is drawn; the noisy sum is divided by the stated constant
+    `public_size`, never by the true number of records.
     """
     noise = GaussianNoise(noise_multiplier)
     ledger.require_unit(records.unit)
@@ -102,9 +102,9 @@ def private_counts(
     randomness: Randomness,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """How many records are in each of `count` groups, with Gaussian noise; at least 1.
+    """The number of records in each of `count` groups, with Gaussian noise; at least 1.
 
-    Here and below `shares` is that of `Split.shares`, where the records have users: each user then counts 1.
+    Here and below, `shares` is that of `Split.shares` if the records have users: each user then counts 1.
 
     Formal guarantees: one `Gaussian` event, in the ledger before the noise is drawn.
     """
@@ -188,7 +188,7 @@ def private_components(
     width = records[0][0].numel()
     if not 1 <= components <= width:
         raise InputError(f"DP-PCA can give from 1 to {width} components of records of size {width}, not {components}.")
-    # Directions do not depend on what the sum is divided by.
+    # Directions do not depend on the divisor of the sum.
     moment = private_second_moment(
         records, noise_multiplier=noise_multiplier, public_size=1, ledger=ledger, randomness=randomness
     )
@@ -245,7 +245,7 @@ def releases_in(
 ) -> tuple[tuple[Audit, ...], Event]:
     """Audits of the releases of these kinds in a ledger, by the code that makes them, and the events that they cover.
 
-    The first event of the right type in the ledger is that of the first kind, and so on; events without a kind are left out.
+    Events of the right type are assigned to the kinds in their order in the ledger; events without a kind are left out.
     """
     left = list(dict.fromkeys(event for event, _ in ledger.event.leaves()))
     found: list[Audit] = []

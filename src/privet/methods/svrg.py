@@ -1,7 +1,7 @@
 """Private variance reduction after SVRG (Johnson and Zhang 2013), with every use of the data accounted.
 
-Now and then the gradient at a snapshot of the model is released over all records. In between, a step releases only how much
-the gradients of its batch differ from those at the snapshot. The differences are short near the snapshot, so that they
+From time to time, the gradient over all records is released at a snapshot of the model. In between, a step releases only the
+difference between the gradients of its batch and those at the snapshot. The differences are small near the snapshot, so they
 can be clipped to a small norm and need little noise.
 """
 
@@ -69,7 +69,7 @@ class SnapshotPlan:
 
     @property
     def event(self) -> Event:
-        """What the whole plan does to the data, in the order in which it is done."""
+        """The event of the whole plan, in the order of its releases."""
         blocks = (self.block(number * self.every) for number in range(self.snapshots.steps))
         parts = (
             self.snapshots.step_event(number) + self.differences.events(block.start, block.stop)
@@ -118,13 +118,13 @@ def snapshot_plan(
         delta, epsilon: the budget, for all releases together.
         max_grad_norm: the clipping norm of gradients at a snapshot.
         difference_norm: the clipping norm of differences.
-        noise_multiplier: the noise of a step; without it, it is calibrated.
-        snapshot_noise: the noise multiplier of a snapshot over that of a step; by default such that both gradients are
-            noised alike: a snapshot then costs about as much as a step.
-        before: what was spent already.
+        noise_multiplier: the noise of a step; calibrated by default.
+        snapshot_noise: the noise multiplier of a snapshot divided by that of a step; by default both gradients get the same
+            noise, so that a snapshot costs about as much as a step.
+        before: earlier spending.
     """
     if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
+        raise InputError("Give either epsilon, to calibrate the noise, or noise_multiplier.")
     if steps < 1 or every < 1:
         raise InputError(
             f"There is at least one step, and one for each snapshot: steps is {steps} and every is {every}."
@@ -164,11 +164,11 @@ def train(
 ) -> Trained:
     """Train a classifier with variance-reduced private gradients; see `snapshot_plan`.
 
-    Per-example gradients of the model and of its snapshot are held at once, for `physical_batch_size` records: this is for
-    small models. `on_step` gets the number of steps that are done.
+    The gradients of `physical_batch_size` single records are held in memory, for the model and for its snapshot: this is for
+    small models. `on_step` gets the number of finished steps.
 
     With a `folder` the run is saved after the steps of each snapshot, and `resume` goes on from there, as in
-    `privet.make_private`. A release then counts again what it does again, and ends as many snapshots earlier.
+    `privet.make_private`. A release charges repeated steps again, and ends as many snapshots earlier.
     """
     records.require_records("Variance reduction")
     if len(records) != plan.differences.records:
@@ -214,7 +214,7 @@ def train(
 
 
 class Difference(PerExampleGradients):
-    """The gradients of the same records in two models, one less the other; a record that is bad in either is bad."""
+    """The difference of the gradients of the same records in two models; a record that is bad in either is bad."""
 
     def __init__(self, one: PerExampleGradients, other: PerExampleGradients) -> None:
         if one.names != other.names or one.records != other.records:
@@ -256,15 +256,15 @@ def _parts(indices: Tensor, size: int) -> Iterator[Tensor]:
 class Svrg(Method):
     """DP-SGD with variance reduction: the model of a recipe, noisy gradients of differences from a snapshot.
 
-    It forms the gradients of single records, and is for small models.
+    It holds the gradients of single records in memory, so it is for small models.
 
     Attributes:
-        sampling_rate: the probability that a record joins a step's batch.
+        sampling_rate: the probability that a record is in a step's batch.
         steps: steps on differences.
         every: steps for each snapshot.
         clip: the norm to which gradients at a snapshot are clipped.
         difference_clip: the norm to which differences are clipped.
-        learning_rate, momentum: of SGD.
+        learning_rate, momentum: settings of SGD.
     """
 
     noise_path = "gradient"

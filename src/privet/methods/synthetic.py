@@ -1,4 +1,4 @@
-"""Synthetic data in place of records: the order, what comes back, and the base of the methods that make it."""
+"""Synthetic data in place of records: the order, the result, and the base class of the methods that make it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Order:
     """The order for a method that makes synthetic data.
 
     Attributes:
-        classes: how many classes there are; public.
-        size: how many artificial examples to make.
-        epsilon, delta: the budget for everything that looks at the records.
-        labels: "protected", where a record's label is part of what is protected; "votes", where teachers of disjoint records
-            vote on the labels of the examples (`privet.methods.pate`), and a record is protected with its label.
+        classes: the public number of classes.
+        size: the number of artificial examples to make.
+        epsilon, delta: the budget for every use of the records.
+        labels: "protected" if a record's label is protected with it; "votes" if teachers of disjoint records also vote on the
+            labels of the examples (`privet.methods.pate`).
         seed: makes the run repeatable; such examples are not for release.
         source: a name for the records, for the cache of their features.
-        records: how many records there are, as far as that is public; 0 where nothing is known but the records.
-        at_most: a public number that the records do not exceed; 0 where it is `records`.
-        columns: of a table, those that became inputs, in their order; public.
+        records: the public number of records; 0 if none was stated.
+        at_most: a public upper bound on the number of records; 0 if it is `records`.
+        columns: for a table, the public columns that became inputs, in their order.
     """
 
     classes: int
@@ -70,21 +70,20 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Synthetic:
-    """Artificial examples with what making them did to the records.
+    """Artificial examples and the ledger of everything that was done to the records to make them.
 
-    Formal guarantees: nothing here but the ledger knows of the records; everything that is computed from it is
-    post-processing.
+    Formal guarantees: everything that is computed from the examples is post-processing.
 
     Attributes:
-        inputs: as a network takes them (`privet.data.as_float`): float32, of the shape of a record, in [0, 1].
+        inputs: in the form for a network (`privet.data.as_float`): float32, of the shape of a record, in [0, 1].
         labels: int64, one for each example.
-        soft: for each example the probabilities of the classes, where a teacher gave them; float32.
+        soft: for each example the probabilities of the classes, if a teacher gave them; float32.
         ledger: every use of the records.
         settings: the method's settings in words, for the page and the card.
-        accountant: whose theorem calibrated the noise.
-        place: where the noise enters, as `privet.report.places` names it; where it is not given, the ledger tells.
-        plan: of the private steps, which an audit rebuilds; None where there are none.
-        steps: how many of them were done.
+        accountant: the accountant that calibrated the noise.
+        place: where the noise enters, as `privet.report.places` names it; if empty, it follows from the ledger.
+        plan: the plan of the private steps, which an audit rebuilds; None if there are none.
+        steps: number of steps that were done.
     """
 
     inputs: Tensor
@@ -103,9 +102,7 @@ class Synthetic:
         if len(self.inputs) != len(self.labels) or (self.soft is not None and len(self.soft) != len(self.labels)):
             raise InputError("There must be one label for each artificial example.")
         if not bool(self.inputs.isfinite().all()):
-            raise InputError(
-                "Some artificial examples are not finite: the training went astray; lower its learning rate."
-            )
+            raise InputError("Some artificial examples are not finite: the training diverged; lower its learning rate.")
 
     @property
     def targets(self) -> Tensor:
@@ -120,7 +117,7 @@ class Synthetic:
 def check_classes(order: Order) -> None:
     """Raise unless there are at least two classes."""
     if order.classes < 2:
-        raise InputError("There is one class only, and nothing to tell apart: name at least two classes.")
+        raise InputError("There is only one class: name at least two classes.")
 
 
 class Synthesizer(Protocol):
@@ -146,27 +143,27 @@ class Synthesizer(Protocol):
 
 S = TypeVar("S", bound="SyntheticMethod")
 MOST = 30_000
-"""The largest number of examples that are made if the user does not say how many."""
+"""The largest default number of examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticMethod(Method):
     """Base of the methods that make synthetic data: a subclass is a `Synthesizer` too.
 
-    Formal guarantees: those of `synthesize`, of the votes on labels where they are asked for, and of a noisy accuracy where
-    test records are protected; all are in one ledger within the task's budget.
+    Formal guarantees: those of `synthesize`, of votes on labels if they are used, and of a noisy accuracy if test records are
+    protected; all are in one ledger within the task's budget.
     """
 
     makes = "data"
     limits: ClassVar[dict[str, str]] = {"votes_share": "(0, 1)"}
-    size: int = option(0, f"how many examples to make; 0 for as many as records, at most {MOST:,}")
+    size: int = option(0, f"number of examples; 0 for as many as records, at most {MOST:,}")
     labels: str = option("protected", "protected with the record, or votes: teachers of disjoint records vote on them")
     votes_share: float = option(0.5, "with votes: their share of the budget")
-    teachers: int = option(0, "with votes: how many teachers; 0 for the usual number")
+    teachers: int = option(0, "with votes: number of teachers; 0 for the usual number")
     queries: int = option(
-        0, "with votes: how many examples the teachers are asked about; 0 for as many as the noise allows"
+        0, "with votes: number of examples that the teachers label; 0 for as many as the noise allows"
     )
-    threshold: float = option(0.0, "with votes: answer only where a class has this many votes; 0 for all")
+    threshold: float = option(0.0, "with votes: answer only if a class has this many votes; 0 for all")
     threshold_noise: float = option(0.0, "with votes: the noise of the count that is compared with the threshold")
 
     def __post_init__(self) -> None:
@@ -279,9 +276,9 @@ def kept(name: str, context: Context, make: Callable[[], Synthetic]) -> Syntheti
 
 
 def _charged(order: Order, context: Context, accountant: str) -> PrivateAccuracy | None:
-    """The accuracy with its share of the budget, or with less where less is left, charged; None where nothing is left.
+    """Charge the accuracy with its share of the budget, or with what is left; None if nothing is left.
 
-    The rest is counted by the method's own accountant, which is the one of a claim.
+    The method's own accountant computes what is left.
     """
 
     def charge(ledger: Ledger) -> float | None:

@@ -1,4 +1,4 @@
-"""Class moments of a table: the histogram of every column by class, and how the columns go together."""
+"""Class moments of a table: the histogram of every column by class, and the correlations of the columns."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TableMoments(SyntheticMethod):
     adds 1 in each column, and one of the second moments of the scores. Each row is computed from these alone.
 
     Attributes:
-        bins: of a column of numbers.
-        histograms_share: of the budget; the rest is for the correlations.
-        pooling: how much of each class's correlations is that of all classes together.
+        bins: number of bins for a column of numbers.
+        histograms_share: the share of the budget for the histograms; the rest is for the correlations.
+        pooling: the weight of all classes together in the correlations of each class.
     """
 
     bins: int = 32
@@ -116,7 +116,7 @@ class TableMoments(SyntheticMethod):
             shares=records.shares,
         )
         level = 2 * noise * math.sqrt(len(widths))
-        # Noise would be spread over all empty bins: what is below two deviations is taken as none.
+        # Noise would be spread over all empty bins: counts below two standard deviations are set to 0.
         kept = torch.where(released > level, released, 0.0)
         return [part + 1e-3 * level / part.shape[1] for part in kept.split(widths, 1)]
 

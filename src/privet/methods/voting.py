@@ -36,7 +36,7 @@ from privet.training.identity import data_fingerprint
 
 @dataclass(frozen=True)
 class Confidence:
-    """Answer only where the noisy largest count reaches `threshold` votes; `noise` is its standard deviation in votes."""
+    """Answer only if the noisy largest count reaches `threshold` votes; `noise` is its standard deviation in votes."""
 
     threshold: float
     noise: float
@@ -53,9 +53,9 @@ class Voting:
     """The settings of a vote.
 
     Attributes:
-        teachers: how many there are.
-        confidence: answer only the queries that they are sure of; None for every query.
-        queries: how many queries they are asked, of those that there are; None for as many as the noise allows.
+        teachers: number of teachers.
+        confidence: answer only queries on which they agree enough; None for every query.
+        queries: number of queries that they are asked; None for as many as the noise allows.
     """
 
     teachers: int = 100
@@ -65,12 +65,12 @@ class Voting:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """The labels that were released.
+    """The released labels.
 
     Attributes:
-        queries: the places of the queries that were answered, in order.
+        queries: the positions of the answered queries, in order.
         labels: one for each of them.
-        asked: how many queries there were.
+        asked: number of queries.
         noise: the standard deviation of the noise on each count of votes.
         internal: the data-dependent cost of the same votes: not for release, and not part of any statement.
     """
@@ -110,21 +110,21 @@ def label_by_votes(
     voting: Voting | None = None,
     teach: Teach | None = None,
 ) -> Answers:
-    """Labels for `queries` (public, or released before: artificial examples, say) from teachers of disjoint `records`.
+    """Labels for `queries` (public records, or artificial examples released before) from teachers of disjoint `records`.
 
     Args:
-        records: what is protected, as a fixed transform or earlier releases give them.
+        records: the protected records, after a fixed transform or one from earlier releases.
         queries: in the same space; a row for each.
-        classes: how many; public.
-        budget: for everything in the ledger and the votes together; the noise spends what is left of it.
-        context: where checks and answers are recorded before they are used. Its folder also keeps the votes of the teachers
-            that are done, for its owner's eyes alone, until the answers are released. Called after each teacher.
-        voting: how many teachers, and whether they must be sure.
-        teach: how each teacher learns and votes on `queries` as they are; by default a kernel classifier in a view of them.
+        classes: the public number of classes.
+        budget: for the ledger and the votes together; the noise is calibrated to what is left of it.
+        context: where checks and answers are recorded before they are used. Until the answers are released, its folder keeps
+            the votes of finished teachers, readable only by its owner. Called after each teacher.
+        voting: the number of teachers, and whether they must agree.
+        teach: how each teacher learns and votes on `queries`; by default a kernel classifier in a view of them.
 
-    Formal guarantees: one record changes one vote at each query (`privet.methods.voting.ballots`). Which queries are
-    answered is decided by a release of its own, then all answers together spend what is left whatever their number, so
-    that the total is known before any vote is counted.
+    Formal guarantees: one record changes one vote at each query (`privet.methods.voting.ballots`). A separate release decides
+    which queries are answered. All answers together then spend what is left, whatever their number, so the total is known
+    before any vote is counted.
     """
     context.ledger.require_unit(records.unit)
     voting = voting or Voting()
@@ -168,7 +168,7 @@ def answer(
 ) -> Answers:
     """The noisy winner at every query, or at those whose noisy largest count reaches the threshold.
 
-    `counts` are the votes at the queries. They are asked for only where an answer has to be made.
+    `counts` gives the votes at the queries. It is called only if an answer is needed.
     """
 
     def sure(ledger: Ledger) -> Tensor:
@@ -176,15 +176,15 @@ def answer(
         left, checks = budget.after(ledger, fixed_beforehand=True), NoisyTopCount(confidence.noise) * queries
         if not left.allows(checks):
             raise InputError(
-                f"Whether the teachers are sure at {queries:,} queries costs more than the budget: "
+                f"Checking whether the teachers agree at {queries:,} queries costs more than the budget: "
                 f"{left.spent(checks)}. Count with more noise, or ask fewer queries."
             )
         reached = noisy_top_counts(counts(), confidence.noise, ledger, randomness.noise) >= confidence.threshold
         return reached.nonzero().flatten()
 
     def winners(ledger: Ledger) -> dict[str, Any]:
-        # How many are answered depends on a release, so the answers' noise is that of one release, spread over them: Gaussian
-        # releases chosen after others cost what their total allows, which is fixed here (Smith and Thakurta 2022).
+        # The number of answers depends on a release, so the noise of one release is spread over all answers: Gaussian releases
+        # chosen after others cost at most their total, which is fixed here (Smith and Thakurta 2022).
         left = budget.after(ledger, fixed_beforehand=True)
         sigma = left.least(NoisyVotes, math.sqrt(2), "noise of the votes") * math.sqrt(len(asked))
         labels = noisy_counts(counts()[asked], sigma, ledger, randomness.noise).argmax(1)
@@ -203,7 +203,7 @@ def answer(
 
 
 def noisy_counts(counts: Tensor, noise: float, ledger: Ledger, source: Source) -> Tensor:
-    """The counts with Gaussian noise. Only the winners may be shown: the numbers are floats, and their low bits tell.
+    """The counts with Gaussian noise. Only the winners may be shown: the low bits of the floating-point counts can leak.
 
     Formal guarantees: one `NoisyVotes` for each query, in the ledger before the noise is drawn.
     """
@@ -228,15 +228,15 @@ _FARTHEST = 1e3
 """Coordinates beyond this many typical distances are cut: a kernel is 0 there anyway, and sums stay finite."""
 _CHUNK = 1000
 _SECONDS = 5.0
-"""Time between two savings of the teachers' votes, at least."""
+"""The least time in seconds between two checkpoints of the teachers' votes."""
 
 OnStep = Callable[[dict[str, Any]], None]
 Votes = Callable[[Tensor], Tensor]
-"""From queries to one class for each."""
+"""Maps queries to one class for each."""
 
 
 class Teach(Protocol):
-    """How a teacher learns its part: a function of these records alone, and of nothing that other teachers saw."""
+    """Trains a teacher on its part: a function of these records alone, not of those of other teachers."""
 
     def __call__(self, inputs: Tensor, labels: Tensor, classes: int) -> Votes: ...
 
@@ -257,7 +257,7 @@ class PublicView:
         mean = rows.mean(0)
         centered = rows - mean
         generator = torch.Generator().manual_seed(0)
-        # Always the same start: a view that differed from call to call could not be told from one that saw records.
+        # Always the same start, so that the view is a function of the public records alone.
         kept = min(components, *rows.shape)
         start = torch.randn(rows.shape[1], min(kept + 20, *rows.shape), generator=generator)
         basis = torch.linalg.qr(centered @ start).Q
@@ -266,7 +266,7 @@ class PublicView:
         directions = torch.linalg.svd(basis.mT @ centered, full_matrices=False).Vh[:kept].mT
         spread = float((centered @ directions).square().sum()) / len(rows)
         if not spread > 0:
-            raise InputError("All public records are alike: they cannot tell what private ones have in common.")
+            raise InputError("All public records are equal, so no view can be computed from them.")
         return cls(mean, directions / (2 * spread) ** 0.5)
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -301,12 +301,12 @@ class KernelTeacher:
 
 
 def parts(records: int, teachers: int, source: Source, owners: Tensor | None = None) -> Iterator[Tensor]:
-    """The places of the records of each teacher: every record goes to one of them, drawn for it alone.
+    """The positions of the records of each teacher: every record goes to one of them, drawn for it alone.
 
-    Where records have `owners`, numbered from 0 on, all of one user go to one teacher, drawn for that user alone.
+    If records have `owners`, numbered from 0 on, all records of a user go to one teacher, drawn for that user alone.
 
-    Formal guarantees: disjoint, and all records are in them. Whether a record is there does not move any other (a cut
-    into parts of equal size would move them all), so that adding, removing or replacing it changes one part. So does a user.
+    Formal guarantees: the parts are disjoint and contain all records. Whether a record is present does not move any other (parts
+    of equal size would move them all), so adding, removing or replacing a record, or a user, changes one part.
     """
     units = records if owners is None else int(owners.max()) + 1
     if isinstance(source, SecureSource):
@@ -339,10 +339,10 @@ def ballots(
     on_step: OnStep | None = None,
     voted: _Voted | None = None,
 ) -> Tensor:
-    """How many teachers vote for each class at each query: a tensor ``(queries, classes)`` that is not for release.
+    """The number of votes for each class at each query: a tensor ``(queries, classes)`` that is not for release.
 
-    Formal guarantees: one record, added, removed or replaced, changes one teacher, so that at each query at most one vote
-    moves from a class to another. A teacher that got no record votes for the first class.
+    Formal guarantees: adding, removing or replacing a record changes one teacher, so at each query at most one vote moves from a
+    class to another. A teacher without records votes for the first class.
     """
     check_teachers(teachers, records.units, classes)
     owners = None if records.users is None else records.users.unique(return_inverse=True)[1]
@@ -364,9 +364,9 @@ def ballots(
 
 
 class _Voted:
-    """The votes of the teachers that are done. A run in a folder keeps them, so that it need not train these teachers again.
+    """The votes of finished teachers. A run in a folder keeps them, so that it does not train these teachers again.
 
-    They are computed from records without noise, and only the owner of the folder reads them.
+    They are computed from records without noise; only the owner of the folder can read them.
     """
 
     def __init__(self, folder: RunFolder | None = None, identity: Mapping[str, Any] | None = None) -> None:
@@ -375,7 +375,7 @@ class _Voted:
         self._blocks: Blocks | None = None
         if folder is not None:
             boxes: dict[str, Stateful] = {"parts": self.parts, "counts": self.counts}
-            # The parts are kept as they were drawn, and no stream has to go on.
+            # The parts are kept as drawn, so no random stream has to be resumed.
             self._blocks = Blocks(folder, boxes, Randomness.of(None), stage="votes", seconds=_SECONDS)
         self._identity = identity or {}
 
@@ -405,11 +405,11 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1
 
 @dataclass(frozen=True)
 class DataDependent:
-    """Epsilon at these records alone. It is a function of the votes that nothing protects: internal, not for release.
+    """The epsilon for these records alone. It is computed from the votes without protection: internal, not for release.
 
-    Formal guarantees: the divergence of the answers on these records from those on any neighboring ones is bounded by
-    it. It is no bound for other records, and it is no differential privacy unless it is released by a mechanism of its
-    own (smooth sensitivity), which is not done here.
+    Formal guarantees: it bounds the divergence between the answers on these records and on any neighboring ones. It is no bound
+    for other records. It is not differential privacy unless a separate mechanism (smooth sensitivity) releases it, which is not
+    done here.
     """
 
     epsilon: float
@@ -437,9 +437,9 @@ def analyse(counts: Tensor, asked: Tensor, noise: float, confidence: Confidence 
 
 
 def log_upset(counts: Array, noise: float) -> Array:
-    """The logarithm of a bound of the probability that noise makes another class than the largest win, for each row.
+    """For each row, the logarithm of a bound on the probability that noise makes another class than the largest win.
 
-    The union over the others, and at most 1 - 1/classes: none is likelier than the one with most votes.
+    It is the union bound over the others, at most 1 - 1/classes, because the class with the most votes is the likeliest winner.
     """
     ordered = np.sort(counts, axis=1)
     gaps = ordered[:, -1:] - ordered[:, :-1]
@@ -535,7 +535,7 @@ def votes(
 def voting_audits(ledger: Ledger, **settings: Any) -> tuple[tuple[Audit, ...], Event]:
     """The audit of the votes in a ledger, and the events that it covers; nothing without votes.
 
-    Where there are several kinds of votes, those with the least noise are audited.
+    If there are several kinds of votes, those with the least noise are audited.
     """
     found = [
         (event.noise_multiplier, count, event)
@@ -557,7 +557,7 @@ def votes_in(ledger: Ledger, **settings: Any) -> tuple[Audit, ...]:
 
 @dataclass(frozen=True)
 class Teachers:
-    """PATE: records go to teachers, who vote, and the noisy counts are released. One teacher votes as the record tells it."""
+    """PATE: records go to teachers, who vote, and the noisy counts are released. One teacher votes according to the record."""
 
     name: str = "teachers"
     looks_for: str = "teachers whose parts overlap, or move when a record is added"

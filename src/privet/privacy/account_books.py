@@ -1,4 +1,4 @@
-"""The books of a data set's account: what its lines say, and where it stands."""
+"""The content of a data set's account: its entries, and its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from privet.privacy.guarantees import Assumed, Guarantee, Proved, Relation, guar
 from privet.privacy.price import Price, Total
 
 FORMAT = 1
-"""Of the lines of an account."""
+"""The format of the lines of an account."""
 
 
 @dataclass
@@ -23,7 +23,7 @@ class RunOnAccount:
         began: when it began.
         what: what it is, in a few words.
         folder: where it was when it last wrote to the account; empty for a run in memory.
-        reserved: what it plans to use and has not drawn.
+        reserved: planned spending that is not drawn yet.
         drawn: an upper bound of what it used. A step is drawn before it is used, also in a copy of its folder.
         sessions: what each process drew; None once the process has closed.
         how: "ended" or "abandoned" once nothing is reserved for it any more; empty before.
@@ -42,7 +42,7 @@ class RunOnAccount:
 
     @property
     def said(self) -> str:
-        """How the run stands, in words."""
+        """The state of the run, in words."""
         if self.how:
             return self.how
         return "running or stopped" if any(held is not None for held in self.sessions.values()) else "stopped"
@@ -86,11 +86,11 @@ class Books:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The weakest guarantee of what was used."""
+        """The weakest guarantee of all spending."""
         return weakest(self.guarantees)
 
     def standing(self) -> AccountStanding:
-        """Where the account stands."""
+        """The state of the account."""
         total, guarantee = self.total, self.guarantee
         return AccountStanding(
             name=self.name,
@@ -164,10 +164,10 @@ class Books:
         run, back = self.runs[entry["close"]], self._price(entry)
         held = run.sessions[entry["session"]]
         if held is None or not held.covers(back):
-            raise ValueError  # nobody gives back more than they drew
+            raise ValueError  # a run cannot return more than it drew
         run.sessions[entry["session"]] = None
         run.drawn, run.last, run.how = run.drawn - back, date, _text(entry["how"])
-        # A run that can go on keeps what it gave back.
+        # A run that can be resumed keeps what it returned as a reservation.
         run.reserved = self.total.free if run.how else run.reserved + back
         self._know(entry)
 
@@ -216,17 +216,17 @@ def _sum(total: Total, prices: list[Price]) -> Price:
 
 @dataclass(frozen=True)
 class AccountStanding:
-    """Where an account stood at a moment, for cards and pages.
+    """The state of an account at one moment, for cards and pages.
 
     Attributes:
         name, account: its name and its identity.
         date, lines, head: the moment: its last line, and the running hash of everything up to it.
         epsilon, delta, relation, unit: its total, which covers all releases on it, also later ones.
         theorem: why releases that depend on earlier ones add up to at most that.
-        used, reserved: shares of the total; above 1 the total was passed.
+        used, reserved: shares of the total; above 1 the total is exceeded.
         runs, stopped: how many runs there are, and how many of them have not ended.
         charges: how often spending outside Privet was entered by hand.
-        assumptions, conditions: what the total takes for granted.
+        assumptions, conditions: those of the total.
     """
 
     name: str
@@ -272,7 +272,7 @@ class AccountStanding:
 
 
 def percent(share: float) -> str:
-    """Rounded up, so that what is said is still a bound."""
+    """Rounded up, so that the printed number is still a bound."""
     percent = 100 * share
     if percent > 1e6:
         return "more than 1,000,000 %"

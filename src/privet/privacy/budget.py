@@ -130,7 +130,7 @@ class Budget:
     def after(self, spent: Ledger | Event, *, fixed_beforehand: bool = False) -> Budget:
         """The same budget after the events of a ledger, or after a planned event.
 
-        Whoever continues a ledger may have looked at its releases first. Numerical composition (PLD) has no theorem for
+        Somebody who continues a ledger may have looked at its releases first. Numerical composition (PLD) has no theorem for
         that, so a privacy filter counts the rest, which needs more noise: the Gaussian filter if the budget's accountant
         is "gdp", otherwise a Renyi filter.
 

@@ -1,4 +1,4 @@
-"""The account of a data set: what all runs on it spend together, in one append-only file outside the run folders.
+"""The account of a data set: the spending of all runs on it, in one append-only file outside the run folders.
 
 `check_account` compares it with a line kept elsewhere and with the run folders that are still there.
 """
@@ -41,7 +41,7 @@ BY_HAND = "what was charged by hand was as stated"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEAD = re.compile(r"privet-account ([A-Za-z0-9._-]+) ([0-9a-f]{32}) line (\d{1,9}) ([0-9a-f]{64})( .*)?")
 _CHUNK = 0.01
-"""A run draws this share of what it plans or has used in advance, so that not every step is a line of the account."""
+"""The share of its plan or its use that a run draws in advance, so that not every step is a line of the account."""
 
 Writer = Callable[[dict[str, Any]], None]
 """Appends an entry to an account; returns when it is on the disk."""
@@ -56,7 +56,7 @@ class OlderCopyError(AccountError):
 
 
 class AccountExhausted(PrivetError):  # noqa: N818 - a name that reads as what happened
-    """The account of the data set has not enough left. Nothing was done."""
+    """The account of the data set has too little left. Nothing was done."""
 
 
 # --- where accounts are -----------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def bound_account(data: Path) -> str | None:
 
 
 def bind(data: Path, account: DataAccount, named: str) -> Path:
-    """Bind the data in a folder to an account: runs on them then use it without being told."""
+    """Bind the data in a folder to an account: runs on them then use it by default."""
     folder = data if data.is_dir() else data.parent
     held = bound_account(data)
     if held is not None and account_path(held).resolve() != account.path.resolve():
@@ -153,7 +153,7 @@ class DataAccount:
             named: its name, or the path of its file.
             epsilon, delta, relation, unit: the total of all runs on the data.
             note: what the data are, for those who read the account.
-            stated_share: the share of delta that is kept for spending of which only epsilon and delta are known.
+            stated_share: the share of delta that is kept for charges that state only epsilon and delta.
         """
         path = account_path(named)
         more = {} if stated_share is None else {"stated_share": stated_share}
@@ -248,12 +248,12 @@ class DataAccount:
     def begin(
         self, what: str, *, folder: Path | None = None, ledger: Ledger | None = None, plan: Event | None = None
     ) -> AccountedRun:
-        """Begin a run, or go on with the one in `folder`; from here on the account pays for each event of the ledger.
+        """Begin a run, or resume the one in `folder`; from now on the account pays for each event of the ledger.
 
         Args:
-            what: what the run is, in a few words.
-            folder: the folder of the run; a run that goes on is known by the file `account.json` in it.
-            ledger: the run's ledger; what it holds already and nobody paid for is charged now.
+            what: a short description of the run.
+            folder: the folder of the run; a resumed run is recognized by the file `account.json` in it.
+            ledger: the run's ledger; unpaid events in it are charged now.
             plan: everything that the run will still do, which is reserved now.
 
         Raises `AccountExhausted`, and nothing is reserved, if that is more than the account has left.
@@ -277,7 +277,7 @@ class DataAccount:
         with self._writing() as write:
             key = self._known(stub, folder) if stub is not None else secrets.token_hex(8)
             run = self.books.runs.get(key)
-            # What a ledger holds and nobody paid for has happened, so it is charged whether it fits or not.
+            # Unpaid events in a ledger have already happened, so they are charged even if they exceed the total.
             unpaid = held - run.drawn if run is not None else held
             more = wanted - run.reserved if run is not None else wanted
             fits = total.fits(self.books.used + self.books.reserved + unpaid + more)
@@ -285,7 +285,7 @@ class DataAccount:
             if refused is not None and unpaid.is_free:
                 raise refused
             made = AccountedRun(self, key, folder, ledger)
-            # Before the line, so that a run that is killed between the two is known when it goes on.
+            # Before the line, so that a run that is killed between the two is recognized when it is resumed.
             made.write_stub(begun=run is not None)
             where = str(folder.resolve()) if folder is not None else ""
             write({"begin": key, "session": made.session, "what": one_line(what), "folder": where})
@@ -317,7 +317,7 @@ class DataAccount:
         Args:
             price: as `books.total.price` or `books.total.stated_price` gives it.
             note: who spent it, and on what.
-            happened: it was spent already, so it is entered even if it passes the total; otherwise that raises.
+            happened: it was already spent, so it is entered even if it exceeds the total; otherwise that raises.
             guarantee: how well the price is founded; by default the total then assumes that it was as stated.
         """
         if not one_line(note):
@@ -334,9 +334,9 @@ class DataAccount:
             pass
 
     def settle(self, key: str, note: str = "") -> RunOnAccount:
-        """Give up a run that was stopped: what it drew stays charged, and what was reserved for it is free again.
+        """Give up a stopped run: what it drew stays charged, and its reservation is released.
 
-        A process that is still running, or a copy of the run's folder that goes on, draws from the rest of the account.
+        A process that is still running, or a resumed copy of the run's folder, draws from the rest of the account.
         """
         with self._writing() as write:
             run = self.find(key)
@@ -492,7 +492,7 @@ class DataAccount:
             raise self._older("what this machine has seen of it")
 
     def _note_seen(self, file: IO[bytes]) -> None:
-        """Bring this machine's copy up to date. It is best effort: where there is no such folder, nothing is noticed."""
+        """Update this machine's copy, if possible: without such a folder, an older account is not detected."""
         path = _seen(self.books.id)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -660,8 +660,8 @@ def _read_id(path: Path) -> str:
 class AccountedRun:
     """One process of a run, which pays from an account for each event before it is recorded (`privet.privacy.ledger.Payer`).
 
-    What it pays with is drawn in advance in small parts. A process that is killed leaves the rest of its last part charged:
-    nobody can prove that it was not used.
+    It draws from the account in advance, in small parts. If the process is killed, the rest of its last part stays charged,
+    because nobody can prove that it was not used.
     """
 
     def __init__(self, account: DataAccount, key: str, folder: Path | None, ledger: Ledger | None) -> None:
@@ -713,7 +713,7 @@ class AccountedRun:
         self._used = wanted
 
     def close(self, *, ended: bool = False) -> None:
-        """Give back what this process drew and did not use. If the run `ended`, nothing stays reserved for it."""
+        """Return the unused part of what this process drew. If the run `ended`, nothing stays reserved for it."""
         if not self._open:
             return
         self._open = False
@@ -729,8 +729,9 @@ class AccountedRun:
         """Draw `wanted`, or only what is needed now if less is left."""
         books, run = self.account.books, self.run
         for price in (wanted, need):
-            # What is reserved for the run may be drawn as long as the total is kept, also if a charge that had happened has
-            # taken what was reserved for others. Anything more must leave the reservations as they are.
+            # A run may draw its own reservation as long as the total is kept, even if a later charge for earlier spending has
+            # used
+            # the reservations of others. Anything beyond its reservation must leave those of others untouched.
             others = books.reserved - run.reserved
             fits = books.total.fits(books.used + price) and (
                 run.reserved.covers(price) or books.total.fits(books.used + price + others)
@@ -759,7 +760,7 @@ class AccountedRun:
         write_whole(self._folder / STUB, f"{json.dumps(facts, indent=1)}\n".encode())
 
     def _unsaid(self, event: Event | None) -> dict[str, Any]:
-        """What the total takes for granted about the run and the account does not say yet; `event` is paid for next."""
+        """Assumptions and conditions of the run that the account does not state yet; `event` is paid for next."""
         ledger, books = self._ledger, self.account.books
         guarantee = event.guarantee if event is not None else ledger.guarantee if ledger is not None else Proved()
         found: dict[str, Any] = {}
@@ -791,7 +792,7 @@ class _Closed:
 
 
 def read_stub(folder: Path) -> dict[str, Any] | None:
-    """What a run folder says about its account; None if it is on none."""
+    """The entry of a run folder about its account; None if it has no account."""
     path = folder / STUB
     if not os.path.lexists(path):
         return None
@@ -803,7 +804,7 @@ def read_stub(folder: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError):
         pass
     raise AccountError(
-        f"{path} is damaged: it says on which account the run is. Put it back, or start anew in another folder."
+        f"{path} is damaged: it names the account of the run. Put it back, or start again in another folder."
     )
 
 
@@ -813,7 +814,7 @@ _DEEPEST = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found; `wrong` if the account and what is there do not agree."""
+    """One result of a check; `wrong` if the account and the run folders do not agree."""
 
     wrong: bool
     text: str
@@ -825,7 +826,7 @@ def check_account(account: DataAccount, *, head: str = "", folders: Sequence[Pat
     Args:
         account: the account.
         head: a line of `DataAccount.head_line` that was kept elsewhere.
-        folders: folders to look for run folders in, beside those that the account names: copies and moved runs are found there.
+        folders: folders in which to look for more run folders, to find copies and moved runs.
     """
     found = [Finding(False, f"The running hash of all {account.books.lines} lines is right.")]
     if head:
@@ -919,5 +920,5 @@ def _run_folders(roots: Sequence[Path]) -> Iterator[tuple[Path, None]]:
             if len(Path(folder).parts) - base >= _DEEPEST:
                 below.clear()
             if STUB in files or LEDGER in files:
-                below.clear()  # what is inside belongs to the run: its release has a copy of its ledger
+                below.clear()  # subfolders belong to the run: its release has a copy of its ledger
                 yield Path(folder), None

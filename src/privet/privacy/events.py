@@ -569,10 +569,10 @@ class RandomizedResponse(Event):
 
 @dataclass(frozen=True)
 class RepeatAndSelect(Event):
-    """The best of a random number of trials, each of which does one of `events`, drawn at random; only the best one leaves.
+    """The best of a random number of trials, each of which does one of `events`, drawn at random; only the best is released.
 
-    How many trials there are is drawn before the first one and stays secret: from a truncated negative binomial
-    distribution of this mean and shape, or a Poisson distribution, whose shape is None. If there is none, nothing leaves.
+    The number of trials is drawn before the first one and stays secret: from a truncated negative binomial
+    distribution of this mean and shape, or a Poisson distribution, whose shape is None. Without trials, nothing is released.
 
     Formal guarantees: the trials are independent and alike, and all of them are made, whatever the earlier ones gave. The
     score by which the best one is chosen is part of each trial: it is in `events`, or follows from what the trial released

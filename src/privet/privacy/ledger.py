@@ -74,7 +74,7 @@ class Ledger:
         self.on_record: Callable[[str], None] | None = None
         """Called with the new head once an event is on the disk, before `record` returns."""
         self.payer: Payer | None = None
-        """Pays for each event before it is recorded; None where no account is kept."""
+        """Pays for each event before it is recorded; None without an account."""
         self._events: list[Event] = []
         self._counts: list[int] = []
         """How often each of `_events` was recorded in a row."""
@@ -145,13 +145,13 @@ class Ledger:
         return self._head if entry is None else chained(self._head, entry)
 
     def draft(self) -> Draft:
-        """A copy in memory that goes on from here; `extend` takes over what is recorded in it."""
+        """A copy in memory that continues this ledger; `extend` appends what was recorded in it."""
         if self._lines < 0:
             raise LedgerError(f"The ledger {self.path} was opened for reading only, or is closed.")
         return Draft(self)
 
     def extend(self, entries: Sequence[dict[str, Any]], before: str) -> None:
-        """Append what a draft recorded after the head `before`; what an interrupted call has appended already is passed over.
+        """Append the entries of a draft after the head `before`, except those that an interrupted call already appended.
 
         Formal guarantees: afterward the ledger holds each entry once. A ledger that is neither at `before`, nor between
         two of the entries, nor past all of them is refused: lines were removed, or an older copy was put back.
@@ -164,7 +164,7 @@ class Ledger:
         if self._head not in heads:
             raise LedgerError(
                 f"The ledger {self.path} does not hold the events of a release that was made: lines were removed from it, or an "
-                f"older copy was put back. Put back the newest ledger, or start anew in another folder."
+                f"older copy was put back. Put back the newest ledger, or start again in another folder."
             )
         for entry in entries[heads.index(self._head) :]:
             if "condition" in entry:
@@ -397,7 +397,7 @@ class Ledger:
 
 
 class Draft(Ledger):
-    """A ledger in memory that goes on from another one, which it does not change; made by `Ledger.draft`.
+    """A ledger in memory that continues another one without changing it; made by `Ledger.draft`.
 
     Attributes:
         before: the head of the other ledger.

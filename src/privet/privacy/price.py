@@ -29,7 +29,7 @@ from privet.privacy.pld.composition import renyi_epsilon
 ROUNDING = 1e-9
 """How far a sum may pass a limit by rounding, relative to the limit."""
 STATED_SHARE = 0.1
-"""The share of delta that is kept for spending of which only epsilon and delta are known."""
+"""The share of delta that is kept for charges that state only epsilon and delta."""
 _LOWER = 0.6
 """The second order, as a share of the first one (both minus 1): it serves steps from small samples, whose divergence explodes
 at high orders."""
@@ -59,7 +59,7 @@ class Price:
         return Price.of(one + more for one, more in self._pairs(other))
 
     def __sub__(self, other: Price) -> Price:
-        """What is left; never below 0. Of something infinite nothing can be taken back."""
+        """The difference, never below 0. An infinite price stays infinite."""
         return Price.of(one if math.isinf(one) else max(0.0, one - less) for one, less in self._pairs(other))
 
     def __or__(self, other: Price) -> Price:
@@ -108,7 +108,7 @@ class Total:
         epsilon, delta, relation, unit: the statement that holds for everything together.
         orders: the orders of the Renyi filters.
         limits: the largest total divergence of each order.
-        stated: the part of delta for spending of which only epsilon and delta are known. The filters share the rest equally.
+        stated: the part of delta for charges that state only epsilon and delta. The filters share the rest equally.
 
     Formal guarantees: if all releases together always fit (`fits`), whatever they show and however each one was chosen after
     the earlier ones, then together they are (epsilon, delta)-differentially private. For one order this is the theorem of
@@ -141,7 +141,7 @@ class Total:
 
         Args:
             epsilon, delta, relation, unit: the total.
-            stated_share: the share of delta for spending of which only epsilon and delta are known.
+            stated_share: the share of delta for charges that state only epsilon and delta.
         """
         if not 0 < epsilon < math.inf:
             raise InputError(f"The epsilon of an account must be a positive number, and is {epsilon!r}.")
@@ -213,7 +213,7 @@ class Total:
         """What an event costs. Raises `UnsupportedEventError` if no theorem bounds it, or if its cost is only claimed."""
         if isinstance(event.guarantee, Claimed):
             raise UnsupportedEventError(
-                f"An account counts what is proved, and the privacy of this run is {event.guarantee}. Run it without the "
+                f"An account counts only proved costs, and the privacy of this run is {event.guarantee}. Run it without the "
                 "account on data that need no protection."
             )
         total = self.free
@@ -221,8 +221,8 @@ class Total:
             single = _price(leaf.event if isinstance(leaf, Adaptive) else leaf, self.orders, self.relation)
             if isinstance(single, str):
                 raise UnsupportedEventError(
-                    f"The account counts what it costs to {self.relation.describe(self.unit)}, and no theorem bounds that "
-                    f"for {type(bare(leaf)).__name__}: {single}."
+                    f"The account is for neighbors that {self.relation.describe(self.unit)}, and no theorem bounds the "
+                    f"cost of {type(bare(leaf)).__name__}: {single}."
                 )
             total += single.scaled(count)
         return total

@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 NAMES: dict[str, float | None] = {"poisson": None, "geometric": 1.0, "logarithmic": 0.0}
 """The distributions with a name of their own, each with its shape."""
 MOST_TRIALS = 500.0
-"""The largest mean. Nobody can wait for more, and e^-mean has to be a number."""
+"""The largest mean: more trials would never end, and e^-mean must not underflow."""
 _NEGLIGIBLE = 1e-20
 """Numbers of trials above the mean that are less likely than this are never drawn."""
 

@@ -92,7 +92,7 @@ class Randomness:
     """The streams of one run: sampling and noise.
 
     Formal guarantees: the streams are independent of each other and of torch's global generator. With a seed the run can be
-    repeated but must not be released: whoever knows the seed can subtract the noise, and torch's generator is not
+    repeated but must not be released: anybody who knows the seed can subtract the noise, and torch's generator is not
     cryptographic, so its state can be recovered from its output. Without a seed both streams have secret keys.
     """
 

@@ -1,8 +1,8 @@
-"""The privacy card: what a regulator asks about a release, from the run's record and ledger alone.
+"""The privacy card: answers to a regulator's questions about a release, from the run's record and ledger alone.
 
-It is made to be published with the release. So it holds nothing that was computed from private records without noise: of
-an attack on such records it says that it was tried, and its figures stay on the run's page; an accuracy on such records has
-noise that the ledger holds, or is not there; numbers of records are those that are public.
+It is published with the release, so it contains nothing computed from private records without noise. It says that such
+records were attacked, but the figures stay on the run's page; an accuracy on them has noise that the ledger holds, or is left
+out; numbers of records are the public ones.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def write_card(folder: Path) -> Path:
 
 
 def hash_released(folder: Path, record: RunRecord, release: str = RELEASE) -> dict[str, str]:
-    """The SHA-256 of each released file that is there: the model, or the files of `release` but for its card.
+    """The SHA-256 of each released file: the model, or the files of `release` without its card.
 
-    Only what is released is hashed: a plain hash of private data would tell who knows a record whether it is in the data.
+    Only released files are hashed: with a plain hash of private data, anybody who knows a record could check whether it is in
+        them.
     """
     if record.synthetic is None:
         files = {record.model.weights: folder / record.model.weights} if record.model.weights else {}
@@ -69,7 +70,7 @@ def hash_released(folder: Path, record: RunRecord, release: str = RELEASE) -> di
 
 
 def check_released(folder: Path, record: RunRecord) -> dict[str, str]:
-    """The hashes of the released files as the record has them. A file that was changed since is refused: no card is for it."""
+    """The hashes of the released files from the record. If a file was changed since, no card is made for it."""
     found = hash_released(folder, record)
     for name, known in record.released.items():
         if name in found and found[name] != known:
@@ -118,7 +119,7 @@ def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
     """The card for people, with the metadata that model and data set hubs read."""
     environment = Environment(
         loader=PackageLoader("privet.report"),
-        autoescape=False,  # Markdown: what the user named goes through `plainly`
+        autoescape=False,  # Markdown: the user's texts go through `plainly`
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -185,7 +186,7 @@ def _assumptions(record: RunRecord, spent: Spent) -> list[str]:
         f"each {spent.unit} is in the training data once"
         if record.data.unit == "record"
         else "each record has one user, and the column of users says which",
-        "nothing was released but what the ledger names and what follows from that alone",
+        "only the releases in the ledger, and what follows from them alone, were published",
     ]
     found.append(
         "the seeds stay secret, which a run that is meant to be repeated does not promise"
@@ -274,7 +275,7 @@ def _code(record: RunRecord) -> str:
 
 
 def _script(record: RunRecord) -> list[str]:
-    """The lines that load the model and predict, without Privet; none where that is not possible."""
+    """The lines that load the model and predict without Privet; empty if that is not possible."""
     summary = record.model
     if not _code(record) or not all(name.isidentifier() for name in summary.arguments):
         return []

@@ -1,7 +1,7 @@
-"""Results as CSV, LaTeX and pandas: rows of plain values, in which figures from private records without noise are marked.
+"""Results as CSV, LaTeX and pandas: rows of plain values.
 
-A column whose name begins with ``internal`` was computed from private records without noise. A file with such a column can be
-read by its owner alone.
+A column whose name begins with ``internal`` was computed from private records without noise. Only its owner can read a file
+with such a column.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPECIAL = {
 
 
 def check_suffix(path: Path) -> None:
-    """Raise for a file of results in a format that is not known, before anything is run."""
+    """Raise for an unknown file format, before anything runs."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"--export writes {' and '.join(SUFFIXES)} files, and {path} is neither.")
     if path.is_dir():
@@ -75,7 +75,7 @@ def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def run_facts(record: RunRecord, folder: Path | None = None) -> dict[str, Any]:
-    """A run as one row; with its folder also what the ledger there says."""
+    """A run as one row; with its folder, also the statement of the ledger."""
     spent = record.spent(record.open_ledger(folder)).to_dict() if folder is not None else {}
     inside: dict[str, Any] = {
         "test_accuracy": record.test_accuracy,
@@ -115,7 +115,7 @@ def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula is quoted; it may come from somebody else's record."""
+    """Quote a text that a spreadsheet would read as a formula; it may come from somebody else's record."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 

@@ -20,7 +20,7 @@ from privet.report.record import FILE, OtherRun, RunRecord
 def find_others(out: Path, fingerprint: str, named: Sequence[Path] = ()) -> tuple[OtherRun, ...]:
     """The runs beside `out` on records with this fingerprint, and the `named` runs.
 
-    What those had found themselves comes along. A run that cannot be read is passed over, unless it was named.
+    The runs that they had found are included. A run that cannot be read is skipped, unless it was named.
     """
     found: list[OtherRun] = []
     for folder in named:

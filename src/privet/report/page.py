@@ -212,8 +212,8 @@ def _who_else(record: RunRecord, standing: words.Standing) -> str:
     if not standing.protects:
         return ""
     if record.data.protects_test:
-        return f"; all {record.data.unit}s are protected, those that were only measured on too"
-    return "; they are protected, those that were measured on are not"
+        return f"; all {record.data.unit}s are protected, including those used only for measuring"
+    return "; they are protected, but those used for measuring are not"
 
 
 def _beside_accuracy(record: RunRecord) -> str:
@@ -356,8 +356,8 @@ def _caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
     comparison = [
         (
             "The comparison.",
-            "An attack compares training records with test records. Where these were collected in another way, it sees "
-            "that difference too.",
+            "An attack compares training records with test records. If these were collected differently, it also sees that "
+            "difference.",
         )
     ]
     found = statement.caveats(record, spent)

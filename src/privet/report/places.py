@@ -41,9 +41,9 @@ class Way:
 
     Attributes:
         stages: in order; one or more of them is noise.
-        again: from which stage the way goes back to which, to be gone again.
-        around: from which stage to which something passes the noise by; only a claim stands behind such a way.
-        passing: what passes the noise by, in words.
+        again: the stage from which the path goes back, and the one to which it goes back.
+        around: the stages between which something bypasses the noise; such a path has only a claim behind it.
+        passing: what bypasses the noise, in words.
     """
 
     stages: tuple[Stage, ...]
@@ -88,7 +88,7 @@ WAYS: dict[str, Way] = {
         (_RECORDS, Stage("The first layers"), _BLOCKS, Stage("The loss at the label"), _STEP, _NOISY_MODEL),
         again=(4, 1),
         around=(0, 4),
-        passing="the labels, and the gradients of the layers before the noise, pass it by",
+        passing="the labels, and the gradients of the layers before the noise, bypass it",
     ),
     "inputs and residual mapping": Way(
         (
@@ -102,7 +102,7 @@ WAYS: dict[str, Way] = {
         ),
         again=(5, 1),
         around=(0, 5),
-        passing="the labels pass it by",
+        passing="the labels bypass it",
     ),
     "embedding layer": Way(
         (
@@ -174,7 +174,7 @@ WAYS: dict[str, Way] = {
         )
     ),
 }
-"""The paths by the name that a run record has for them."""
+"""The paths by their names in run records."""
 
 
 def way_of(record: RunRecord, ledger: Ledger) -> Way:

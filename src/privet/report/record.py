@@ -1,7 +1,7 @@
-"""The run record: what was run and what came out, as plain data, from which the page is made again at any time.
+"""The run record: the method, settings and results of a run as plain data, from which the page can be made again at any time.
 
-The record holds no epsilon as its result: the privacy spent is always computed from the ledger that it names.
-The epsilon of each epoch is there to be drawn.
+The record does not state the final epsilon: the privacy spent is always computed from the ledger that it names. The epsilon of
+each epoch is stored only for the figures.
 """
 
 from __future__ import annotations
@@ -34,78 +34,78 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Which data, without any of it.
+    """Public facts about the data; no records.
 
-    `training_records` is the public number, of users where a user is the unit: what was stated, or what was taken as public.
-    `test_records` is 0 where the number of test records is not public.
+    `training_records` is the public number of records, or of users if a user is the unit: the stated one, or the true one that
+    was taken as public. `test_records` is 0 if the number of test records is not public.
     """
 
     name: str
     fingerprint: str
-    """Of public records their SHA-256, of others a keyed one: see `privet.report.others`."""
+    """For public records their SHA-256, for others a keyed one: see `privet.report.others`."""
     training_records: int
     test_records: int
     classes: tuple[str, ...]
     note: str = ""
     source: str = ""
-    """How the records were named, as `privet.data.load` takes it: enough to find them again."""
+    """The name of the records for `privet.data.load`, to find them again."""
     schema: str = ""
     public: bool = False
-    """Whether everybody has the records: then what was measured on them may be published."""
+    """Whether the records are public: then measurements on them may be published."""
     shape: tuple[int, ...] = ()
     set_aside: int = 0
-    """How many test records were taken as public ones without labels (`privet.data.set_aside`); not among `test_records`."""
+    """Number of test records that were used as public ones without labels (`privet.data.set_aside`); not in `test_records`."""
     size_is_stated: bool = False
     """Whether the user stated the public number of records; otherwise the true one was taken as public."""
     measured_share: float = 0.0
-    """The share of a file's records that was measured on and not trained on; 0 where the file was not divided."""
+    """The share of a file's records that was used for measuring, not for training; 0 if the file was not split."""
     unprotected: bool = False
     """Whether the user asked for test records without protection."""
     header: bool = True
     unit: str = "record"
     """What the numbers count: records, or users who may hold several."""
     user: str = ""
-    """The column of users, where it was given beside the schema."""
+    """The column of users, if it was not given in the schema."""
     target: str = ""
-    """The number that is predicted; empty where classes are."""
+    """The column with the number to predict; empty for classes."""
 
     @property
     def protects_test(self) -> bool:
-        """Whether the test records are protected, too: figures from them leave with noise only."""
+        """Whether the test records are protected, too: figures from them are published only with noise."""
         return not (self.public or self.unprotected)
 
     @property
     def protected_records(self) -> int:
-        """How many records are protected, as far as that is public."""
+        """The public number of protected records."""
         share = 0.0 if self.unprotected else self.measured_share
         return math.ceil(round(self.training_records / (1 - share), 6))
 
     @property
     def who_is_unprotected(self) -> str:
-        """A sentence about records that nothing protects; empty where there are none."""
+        """A sentence about unprotected records; empty if there are none."""
         if self.public or not self.unprotected:
             return ""
         if not self.measured_share:
             also = (
-                " A user who is in both parts is protected for the training records alone."
+                " For a user who is in both parts, only the training records are protected."
                 if self.unit == "user"
                 else ""
             )
-            return f"NOT PROTECTED: the test records. The statement is about the training records alone.{also}"
+            return f"NOT PROTECTED: the test records. The statement covers only the training records.{also}"
         share = f"about {100 * self.measured_share:g} % of the {self.unit}s"
-        return f"NOT PROTECTED: the hold-out, {share}. The statement is about the others alone."
+        return f"NOT PROTECTED: the hold-out, {share}. The statement covers only the others."
 
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What was trained: enough to build it again, and where its weights are within the run folder."""
+    """The trained model: how to build it again, and the file of its weights in the run folder."""
 
     name: str
     parameters: int
     arguments: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
     perturbation: ResidualPerturbation | None = None
-    """Noise that is in the model's answers, too."""
+    """Noise that the model also adds to its answers."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,16 @@ class SyntheticSummary:
     rows: int
     files: tuple[str, ...]
     picture: str = ""
-    """A PNG of the run folder with samples, where the rows are images."""
+    """A PNG with samples in the run folder, if the rows are images."""
     columns: tuple[str, ...] = ()
     samples: tuple[tuple[str, ...], ...] = ()
     counts: tuple[int, ...] = ()
-    """How many rows each class has."""
+    """The number of rows of each class."""
 
 
 @dataclass(frozen=True)
 class OtherRun:
-    """Another run on the same records: settings that were chosen by it, or a release of it, cost privacy too."""
+    """Another run on the same records: it also costs privacy if it was released, or used to choose settings."""
 
     name: str
     created: str
@@ -135,17 +135,17 @@ class OtherRun:
     event: dict[str, Any]
     """Everything in its ledger, as one event."""
     conditions: tuple[str, ...] = ()
-    """What its statement takes as public."""
+    """The facts that its statement takes as public."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What tells it from other runs. Its ledger alone does not: two runs with the same settings have equal ones."""
+        """The key that distinguishes it from other runs. The events do not: runs with the same settings have equal events."""
         return self.created, self.name, self.ledger_head
 
 
 @dataclass(frozen=True)
 class Stated:
-    """What no run can know, and a person says."""
+    """Statements for the card that only a person can make."""
 
     intended_use: str = ""
     licence: str = ""
@@ -154,8 +154,7 @@ class Stated:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Where the run stood at the end of an epoch: the mean loss of its steps, the privacy spent so far, the accuracy
-    on the test records where it was measured."""
+    """The state of a run at the end of an epoch: mean loss, privacy spent so far and, if measured, accuracy on test records."""
 
     epoch: int
     step: int
@@ -166,7 +165,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """How the release was made: enough to build the method and its plan again.
+    """How the release was made, to build the method and its plan again.
 
     Attributes:
         key: of `privet.methods`; empty in a record of version 0.1.
@@ -183,16 +182,16 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class TuningSummary:
-    """Among what the release was chosen, and what the choice cost. Nothing here tells how many trials there were.
+    """The choice behind a tuned release, and its cost. Nothing here reveals the number of trials.
 
     Attributes:
         candidates: the settings in which the candidates differ, one text for each.
         chosen: those of the release.
-        trials: the distribution of the number of trials; empty where each candidate was tried once.
-        score: by what the release was chosen.
+        trials: the distribution of the number of trials; empty if each candidate was tried once.
+        score: the score that chose the release, in words.
         best: the score of the release: the best of several, so it is too optimistic.
         one: the epsilon of one run with the settings and the noise of the release.
-        all_once: the epsilon of one run of each candidate, with the same noise, all of them paid for.
+        all_once: the epsilon of one run of each candidate, with the same noise.
         event: what the run of the release did to the records, as one event.
     """
 
@@ -208,10 +207,10 @@ class TuningSummary:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. `write` puts it into the run's folder, `read` takes it from there.
+    """One run. `write` stores it in the run's folder, `read` loads it.
 
-    `ledger_head` is the running hash of the ledger when the run ended: a ledger from which lines were cut, or that of
-    another run, is not taken for this one's.
+    `ledger_head` is the running hash of the ledger when the run ended. It detects a ledger with lines cut off, or one of another
+    run.
     """
 
     title: str
@@ -227,7 +226,7 @@ class RunRecord:
     settings: dict[str, str]
     history: tuple[Epoch, ...]
     test_accuracy: float | None
-    """Exact; where the test records are not public, for those alone who may see them."""
+    """Exact; if the test records are not public, only for people who may see them."""
     training_accuracy: float | None
     attacks: tuple[AttackResult, ...] = ()
     """Every attack that was ever made on the run, in order."""
@@ -235,40 +234,40 @@ class RunRecord:
     """Every audit that was ever made of the run, in order."""
     how: MethodSummary = field(default_factory=MethodSummary)
     internal: dict[str, str] = field(default_factory=dict)
-    """What was computed from the training records without protection: on the page, and never on a card."""
+    """Values computed from the training records without protection: shown on the page, never on a card."""
     place: str = ""
-    """Where the noise enters: a place of `privet.report.places`; where it is not given, the ledger tells."""
+    """Where the noise enters: a path of `privet.report.places`; if empty, it follows from the ledger."""
     synthetic: SyntheticSummary | None = None
     others: tuple[OtherRun, ...] | None = None
-    """The other runs on the same records that were found; None where nobody looked for them."""
+    """The other runs found on the same records; None if nobody looked for them."""
     account: AccountStanding | None = None
-    """Where the account of the records stood when the run ended; None where none is kept."""
+    """The state of the records' account when the run ended; None if there is no account."""
     utility: Measured | None = None
-    """The accuracy as it was measured for others to see; None where it was not."""
+    """The accuracy in publishable form; None if there is none."""
     error: MeasuredError | None = None
-    """The error of a regression, as it was measured for others to see; None where it was not."""
+    """The error of a regression in publishable form; None if there is none."""
     tuning: TuningSummary | None = None
     """How the release was chosen among candidates; None for a single run."""
     released: dict[str, str] = field(default_factory=dict)
-    """The SHA-256 of each file that was released, by its name in the folder; empty in records of version 0.1."""
+    """The SHA-256 of each released file, by its name in the folder; empty in records of version 0.1."""
     stated: Stated = field(default_factory=Stated)
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
     accountant: str = "pld"
-    """Whose theorem calibrated the noise."""
+    """The accountant that calibrated the noise."""
     format: int = FORMAT
 
     @property
     def attack(self) -> AttackResult | None:
-        """The most successful attack, which page and comparison lead with: the one whose area is surely largest.
+        """The most successful attack, which page and comparison show first.
 
-        The lower end of the interval decides: on few records a large area can be luck.
+        The lower end of the interval of its AUC decides: on few records a large AUC can be luck.
         """
         return max(self.attacks, key=lambda attack: attack.low, default=None)
 
     @property
     def seeded(self) -> bool:
-        """Whether the noise can be drawn again by who knows the seed: such a model is not for release."""
+        """Whether anybody who knows the seed can draw the noise again: such a model is not for release."""
         return self.seeds.get("noise", "secure") != "secure"
 
     @property
@@ -283,11 +282,11 @@ class RunRecord:
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy to show to whoever may see the data: the one that was measured for others, where there is one."""
+        """The accuracy for people who may see the data: the publishable one if there is one, otherwise the exact one."""
         return self.utility.accuracy if self.utility is not None else self.test_accuracy
 
     def to_frame(self, folder: Path | None = None) -> Any:
-        """The run as one row of a pandas frame; with its folder also what the ledger there says.
+        """The run as one row of a pandas frame; with its folder, also the statement of the ledger.
 
         Columns whose names begin with ``internal`` were computed from private records without noise.
         """
@@ -296,11 +295,11 @@ class RunRecord:
         return to_frame([run_facts(self, folder)])
 
     def open_ledger(self, folder: Path) -> Ledger:
-        """The run's ledger, for reading; refused if it is not the one that the run wrote."""
+        """Open the run's ledger for reading; refused if it is not the one that the run wrote."""
         return Ledger.open(folder / self.ledger, head=self.ledger_head or None, read_only=True)
 
     def made_by(self, ledger: Ledger) -> Ledger:
-        """What the run of the release did: the ledger itself, and for a tuned one the events of the chosen trial."""
+        """The ledger of the run behind the release; for a tuned release, the events of the chosen trial."""
         if self.tuning is None:
             return ledger
         alone, made = Ledger(relation=ledger.relation, unit=ledger.unit), Event.from_dict(self.tuning.event)
@@ -310,10 +309,10 @@ class RunRecord:
         return alone
 
     def spent(self, ledger: Ledger) -> Spent:
-        """The statement of the run: PLD's, but of what is only claimed that of the claim's own accountant.
+        """The statement of the run by the PLD accountant; for a claim, by the claim's own accountant.
 
-        PLD's figure for such steps would be smaller and hold as little. Where PLD has no theorem, as for a choice among a random
-        number of trials, it is the statement of the accountant that calibrated the noise.
+        PLD's figure for claimed steps would be smaller and just as unproved. If PLD has no theorem for the events, as for a
+        choice among a random number of trials, the accountant that calibrated the noise makes the statement.
         """
         if not accountant_named("pld").supports(ledger.event, ledger.relation):
             return ledger.spent(self.delta, self.accountant)
@@ -321,23 +320,23 @@ class RunRecord:
         return ledger.spent(self.delta, self.accountant) if isinstance(found.guarantee, Claimed) else found
 
     def calibrated(self, ledger: Ledger) -> Spent | None:
-        """The statement of the accountant that calibrated the noise, where it is another than that of `spent`."""
+        """The statement of the accountant that calibrated the noise, if it is not that of `spent`."""
         other = ledger.spent(self.delta, self.accountant) if self.accountant != "pld" else None
         return other if other is not None and other.accountant != self.spent(ledger).accountant else None
 
     @property
     def internal_mode(self) -> int:
-        """Of files with figures from the records: their owner alone reads them, unless everybody has the records."""
+        """The permissions of files with figures from the records: only the owner reads them, unless the records are public."""
         return 0o644 if self.data.public else 0o600
 
     def write(self, folder: Path) -> Path:
-        """Write `record.json` whole or not at all."""
+        """Write `record.json` atomically."""
         text = json.dumps(to_plain(self), indent=1, ensure_ascii=False, allow_nan=False)
         return write_whole(folder / FILE, f"{text}\n".encode(), mode=self.internal_mode)
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """The record of a run folder; one sentence says what is wrong where there is none or it is damaged."""
+        """Read the record of a run folder; a missing or damaged one is refused with a sentence."""
         path = folder / FILE
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder; give the --out folder of a run, for example runs/a.")
@@ -367,7 +366,7 @@ def _inside(folder: Path) -> str:
 
 
 def _current(plain: Any) -> Any:
-    """Plain data of an earlier format in the form of this one: version 0.1 kept the last attack alone."""
+    """Convert plain data of an earlier format: version 0.1 kept only the last attack."""
     if not isinstance(plain, dict) or plain.get("format") != 1 or "attacks" in plain:
         return plain
     renewed = {name: value for name, value in plain.items() if name != "attack"}
@@ -376,7 +375,7 @@ def _current(plain: Any) -> Any:
 
 
 def _check(record: RunRecord) -> None:
-    """Check what types cannot say."""
+    """Check what types cannot express."""
     if record.format != FORMAT:
         raise MisfitError(f"its format is {record.format} and this version of Privet reads {FORMAT}")
     if record.accountant not in accountant_names():
@@ -385,7 +384,7 @@ def _check(record: RunRecord) -> None:
     if record.synthetic:
         files["synthetic.picture"] = record.synthetic.picture
     for name, file in files.items():
-        # A record that was sent to us must not be able to point at our other files.
+        # A record from somebody else must not point to other files.
         if file and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", file):
             raise MisfitError(f"'{name}' must name a file of the run folder, and is {file!r}")
     made = record.synthetic
@@ -437,12 +436,11 @@ _RANGES: dict[str, tuple[float, float]] = {
     "level": (0.5, 0.999999),
     "confidence": (0.5, 0.999999),
 }
-"""What numbers of a record may be, by the end of their names. A record may come from elsewhere: they are shown and computed
-with."""
+"""The allowed ranges of a record's numbers, by the end of their names. A record may come from somebody else."""
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a record with its name, of lists the name of the list; infinite ones were allowed when it was built."""
+    """Every number of a record with its name, or that of its list. Infinite numbers were checked when the record was built."""
     if dataclasses.is_dataclass(value):
         for each in dataclasses.fields(value):
             yield from _numbers(getattr(value, each.name), f"{name}.{each.name}" if name else each.name)

@@ -91,7 +91,7 @@ def meaning(record: RunRecord, spent: Spent) -> str:
     return (
         f"{lead} attacker who has the {what} and knows everything else, and who wrongly names {words.share(0.01)} of "
         f"{outside}, finds at most {words.share_at_most(found.true_positive_rate(0.01))} of "
-        f"{inside}. Whoever thought it {words.share(0.5)} likely that a given {spent.unit} was {used} thinks it at "
+        f"{inside}. Somebody who thought it {words.share(0.5)} likely that a given {spent.unit} was {used} thinks it at "
         f"most {words.share_at_most(found.posterior(0.5))} likely afterwards, except with probability "
         f"{words.odds(found.failure)}."
     )
@@ -111,8 +111,8 @@ def data(record: RunRecord, spent: Spent) -> str:
     if not about.measured_share:
         return f"{said}, which are protected; so are the test records"
     return (
-        f"about {said}, which are protected; so are the others, about {words.share(about.measured_share)}, which were only "
-        "measured on"
+        f"about {said}, which are protected; so are the others, about {words.share(about.measured_share)}, which were used "
+        "only for measuring"
     )
 
 
@@ -123,7 +123,7 @@ def not_for_release(record: RunRecord) -> str:
         said.append("NOT FOR RELEASE: an audit refutes the statement of this run.")
     if record.seeded:
         said.append(
-            "NOT FOR RELEASE: the noise was drawn from a seed. Whoever knows the seed can take the noise away again."
+            "NOT FOR RELEASE: the noise was drawn from a seed. Anybody who knows the seed can remove the noise."
         )
     return " ".join(said)
 
@@ -200,7 +200,7 @@ def choice(record: RunRecord, spent: Spent) -> list[str]:
         f"An accuracy that is given for it was measured on other records.",
         f"The statement covers the choice. At delta = {spent.delta:g}, one run with the settings and the noise of the {what} "
         f"costs epsilon = {round_up(found.one)}, the choice as it was made epsilon = {round_up(spent.epsilon)}, and one run of "
-        f"each candidate, all of them paid for, would cost epsilon = {round_up(found.all_once)}.",
+        f"each candidate would cost epsilon = {round_up(found.all_once)}.",
     ]
 
 
@@ -211,7 +211,7 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
     if record.others is not None:
         when = f"when this one was made, on {record.created[:10]}"
         found_here = f"Those found {when}, are listed" if record.others else f"None was found {when}"
-        listed = f"{found_here}; runs that were made later, are kept elsewhere, or were deleted, are not counted."
+        listed = f"{found_here}; later runs, runs in other folders and deleted runs are not counted."
     found = [
         (
             "Other runs.",
@@ -239,8 +239,8 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
             1,
             (
                 "How long the tuning took.",
-                f"Whoever knows how long it took can guess how many trials there were, and the statement does not cover that: "
-                f"keep it, and the logs of the machine, to yourself. The files of this {what} do not tell it.",
+                f"Anybody who knows the duration can guess the number of trials, and the statement does not cover that: keep the "
+                f"duration and the logs of the machine secret. The files of this {what} do not reveal it.",
             ),
         )
     if said := delta_warning(spent.delta, record.data.protected_records, spent.unit):
@@ -251,8 +251,8 @@ def caveats(record: RunRecord, spent: Spent) -> list[tuple[str, str]]:
             0,
             (
                 "Seeded noise.",
-                "The noise was drawn from a seeded generator so that the run can be repeated. Whoever knows the seed "
-                f"can take the noise away again: do not {verb} this {what}; make the release with secure noise.",
+                "The noise was drawn from a seeded generator so that the run can be repeated. Anybody who knows the seed "
+                f"can remove the noise: do not {verb} this {what}; make the release with secure noise.",
             ),
         )
     return found

@@ -39,7 +39,7 @@ REFUTED = Standing(
     "refuted",
     "Refuted by an audit",
     "✗",
-    "An audit of this run shows a larger epsilon than its statement allows: the statement is wrong, whatever stands behind it.",
+    "An audit of this run shows a larger epsilon than its statement allows: the statement is wrong, even if it has a proof.",
 )
 VACUOUS = (
     f"It is vacuous: it allows an attack that finds {100 * VACUOUS_TRUE_POSITIVES:g} % or more of the records that were used, "

@@ -1,4 +1,4 @@
-"""Runs on the account of their records: which account that is, and what they pay from it."""
+"""The account of a run's records: which one it is, and what the run pays from it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def account_of(
 ) -> DataAccount | None:
     """The account of a run; None where none is kept.
 
-    It is the one that is given, or named with the records; else the one that a file `.privet-account` beside the records
-    names; else the one that the run in `out` is on already. Two that differ are refused.
+    It is the given one, or the one named with the records; otherwise the one named in the file `.privet-account` beside the
+    records; otherwise the one that the run in `out` already uses. If two of them differ, the run is refused.
 
     Args:
         spec: the records.
@@ -57,7 +57,7 @@ def account_of(
 
 
 def _place(source: str) -> Path | None:
-    """The file or folder of the records; None for those of the catalogue and of functions."""
+    """The file or folder of the records; None for records of the catalog or of a function."""
     kind, colon, path = source.partition(":")
     return Path(path).expanduser() if colon and path and kind != "py" else None
 
@@ -68,13 +68,13 @@ def on_account(
 ) -> Iterator[AccountedRun | None]:
     """Let the account pay for everything that the run records in its ledger; nothing without an account.
 
-    Formal guarantees: what the run plans is reserved before it uses a record, and a run that would pass the total is refused
-    then. Each event is paid for before it is recorded. A run that stops keeps its reservation, unless it has used nothing.
+    Formal guarantees: the plan of the run is reserved before it uses a record, and a run that would exceed the total is refused.
+    Each event is paid for before it is recorded. A stopped run keeps its reservation, unless it has used nothing.
 
     Args:
         account: the account of the records.
         method, task, folder: the run.
-        plan: everything that it will do; by default what the method says, as far as that is known before.
+        plan: everything that it will do; by default what the method plans, if that is known in advance.
     """
     if account is None:
         yield None
@@ -90,7 +90,7 @@ def on_account(
     try:
         yield run
     finally:
-        # A run that was refused before it used a record is not one that may go on.
+        # A run that was refused before it used a record cannot be resumed, so it keeps no reservation.
         run.close(ended=not ledger.used)
 
 
@@ -103,7 +103,7 @@ def _planned(method: Method, task: Task) -> Event | None:
 
 
 def standing_of(folder: Path) -> AccountStanding | None:
-    """Where the account of a run folder stands; None if it is on none, or if the account is not here."""
+    """The state of a run folder's account; None if the run has no account, or if the account is not on this machine."""
     stub = read_stub(folder)
     file = Path(stub["file"]) if stub is not None else None
     return DataAccount.open(file).standing() if file is not None and file.exists() else None

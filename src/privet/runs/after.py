@@ -1,4 +1,4 @@
-"""What is done to a run that is over: attacks and audits of what ran, each appended to its record."""
+"""Attacks and audits of finished runs, each appended to the run's record."""
 
 from __future__ import annotations
 
@@ -57,10 +57,9 @@ def audit_run(
 ) -> tuple[Audit, ...]:
     """Audit the method, plan, clipping and model of a run, and append the audits to its record; returns the new ones.
 
-    A part that cannot be rebuilt is named in the audits: nothing is called consistent that was not audited. Of a method that is
-    not Privet's own, no audit of its plan covers whether it follows the plan. An audit that was stopped goes on from the parts
-    that it had finished, if it is called with the same power; with `resume`, one that the same command has finished is not
-    made again.
+    A part that cannot be rebuilt is named in the audits: nothing is called consistent that was not audited. No audit of a plan
+    covers whether a plug-in method follows its plan. If a stopped audit is called again with the same power, it goes on from its
+    finished parts; with `resume`, an audit that the same command has finished is not made again.
     """
     with _opened(folder), kept_in(folder, "audit", power, model):
         made = tuple(one for one in read_run(folder).audits if resume and _same(one.command, command))
@@ -69,7 +68,7 @@ def audit_run(
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[None]:
-    """The folder of a finished run, for this process alone."""
+    """Open the folder of a finished run for this process alone."""
     if not (folder / LOOP).exists():
         RunRecord.read(folder)  # refused if there is none, or if it is damaged
     with alone_in(folder):
@@ -77,7 +76,7 @@ def _opened(folder: Path) -> Iterator[None]:
 
 
 def _same(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two commands are the same but for --resume."""
+    """Whether two commands are the same apart from --resume."""
     one, other = ([word for word in command if word != RESUME] for command in (first, second))
     return one == other
 
@@ -110,17 +109,17 @@ def audits_of(folder: Path, power: Power, model: str = "", progress: Progress | 
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     unproved = f"whether {method.trusted}" if method is not None and method.trusted else ""
-    return tuple(one.leaving_out(unproved) for one in found)
+    return tuple(one.within(ledger.guarantee).leaving_out(unproved) for one in found)
 
 
 def _has(record: RunRecord, audits: Sequence[Audit]) -> bool:
-    """Whether the record ends with these audits; they have a date, so that a repeated audit is another one."""
+    """Whether the record ends with these audits. Dates are compared too: a repeated audit is a new one."""
     last = record.audits[-len(audits) :] if audits else ()
     return bool(audits) and [(one, one.date) for one in last] == [(one, one.date) for one in audits]
 
 
 def _ran(record: RunRecord, folder: Path, ledger: Ledger, model: str) -> Ran:
-    """What can be rebuilt of a run; the parts that cannot are named, with the reason."""
+    """The parts of a run that can be rebuilt; the others are named, with the reason."""
     if record.how.plan is None:
         return Ran(ledger, record.delta, steps=record.how.steps)
     if record.how.steps < 1:
@@ -155,9 +154,9 @@ def _rebuilt_model(record: RunRecord, folder: Path, model: str) -> TrainedModel:
 
 
 def attacks_with(keys: Sequence[str], given: Mapping[str, Any]) -> list[Attack]:
-    """Registered attacks with other settings, each with those that it has: plain values, or text as the command line gives it.
+    """Registered attacks with the given settings, each with those that it has.
 
-    A setting that none of them has is refused.
+    Values are plain, or text from the command line. A setting that no attack has is refused.
     """
     attacks = [attack_named(key) for key in keys]
     known = [_settings(attack) for attack in attacks]
@@ -201,7 +200,7 @@ def _parsed(name: str, default: bool | int | float | str, value: Any) -> Any:
 
 
 MOST = {"shadows": 1000, "epochs": 10_000, "records": 10**8, "seed": 2**63 - 1}
-"""The largest values of settings of attacks; of others a billion."""
+"""The largest values of some settings of attacks; for all others it is a billion."""
 
 
 def attack_run(
@@ -216,8 +215,8 @@ def attack_run(
 ) -> tuple[tuple[AttackResult, ...], Path, list[str]]:
     """Attack the release of a run on the records it was made from, and append the results to its record.
 
-    Returns the results, the page, and for synthetic data how close it comes to the records. An attack that was stopped goes on
-    with its shadow models; with `resume`, attacks that the same command has finished are not made again.
+    Returns the results, the page and, for synthetic data, how close it comes to the records. A stopped attack goes on with its
+    shadow models; with `resume`, attacks that the same command has finished are not made again.
     """
     with _opened(folder):
         made = [one for one in read_run(folder).attacks if resume and _same(one.command, command)]
@@ -225,7 +224,7 @@ def attack_run(
         found, page, said = _attacked(folder, left, dataset, model, command, progress)
         for each in attacks:
             with kept_in(folder, each.key, each):
-                pass  # it is over: what a kill in the last moment has left goes
+                pass  # it is finished: remove files that a kill may have left
     return (*made, *found), page, said
 
 
@@ -245,8 +244,8 @@ def _attacked(
     record = read_run(folder)
     if not any(fits(record.data.fingerprint, mark, folder) for mark in _marks(dataset)):
         raise InputError(
-            f"{folder}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so members "
-            f"cannot be told; run it again."
+            f"{folder}: the run used other records than {record.data.name} holds now (or its {KEY_FILE} is missing), so its "
+            f"members are not known; run it again."
         )
     target, before = target_of(record, folder, dataset, model, progress), len(record.attacks)
     try:
@@ -260,7 +259,7 @@ def _attacked(
 
 
 def _marks(dataset: Dataset) -> Iterator[str]:
-    """The fingerprints that a run may have of these records; a loop's depends on how its data set held them."""
+    """The fingerprints that a run may have of these records; that of a loop depends on the kind of its data set."""
     yield from (dataset.origin, dataset.fingerprint, data_fingerprint(dataset.train))
     inputs, labels = dataset.train.tensors
     yield data_fingerprint(TensorDataset(inputs, labels))
@@ -276,9 +275,9 @@ def complete_run(
     command: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> RunRecord:
-    """Finish a run that was stopped after its record was written: the attacks that it lacks, its card and its page.
+    """Finish a run that was stopped after its record was written: make the missing attacks, the card and the page.
 
-    Nothing is paid for again, and no working file stays.
+    Nothing is charged again, and working files are removed.
     """
     with closing(RunFolder(folder, resume=True)):
         record = RunRecord.read(folder)
@@ -295,7 +294,7 @@ def complete_run(
 def target_of(
     record: RunRecord, folder: Path, dataset: Dataset, model: str = "", progress: Progress | None = None
 ) -> Target:
-    """The release of a run as attacks take it."""
+    """The release of a run, in the form that attacks take."""
     if record.synthetic:
         student = load_model(record, folder) if record.model.weights else None
         return Target.of(dataset, student, synthetic=read_release(folder))

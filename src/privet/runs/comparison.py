@@ -33,7 +33,7 @@ FILE, PAGE = "compare.json", "report.html"
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A row with what its run measured; without a run where the method failed or was left out."""
+    """A row with the results of its run; there is no run if the method failed or was left out."""
 
     row: Row
     record: RunRecord | None = None
@@ -47,7 +47,7 @@ class Compared:
 
     @property
     def holds(self) -> bool:
-        """Whether its statement is more than a claim and promises something."""
+        """Whether its statement is neither only claimed nor vacuous."""
         return self.standing is not None and self.standing.protects
 
     @property
@@ -56,13 +56,13 @@ class Compared:
 
     @property
     def audit(self) -> Audit | None:
-        """One that refutes the statement, or else the last one, which is of the whole training where there is one."""
+        """An audit that refutes the statement, or else the last one, which covers the whole training if any does."""
         audits = self.record.audits if self.record is not None else ()
         return next((audit for audit in audits if audit.refuted), audits[-1] if audits else None)
 
     @property
     def whole_audit(self) -> bool:
-        """Whether that audit is of the whole run, to 1 % of its epsilon: the bound for a step says nothing of all steps."""
+        """Whether that audit covers the whole run, to 1 % of its epsilon: a bound for one step says nothing about all steps."""
         if self.audit is None or self.spent is None:
             return False
         return math.isclose(self.audit.claimed_epsilon, self.spent.epsilon, rel_tol=0.01)
@@ -108,24 +108,24 @@ def _figures(attack: AttackResult) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A comparison that is over."""
+    """A finished comparison."""
 
     job: Job
     outcomes: tuple[Compared, ...]
     together: Together | None
-    """What all runs cost as a whole, those found beside the comparison included: whoever chooses among them spends this."""
+    """The cost of all runs together, including those found beside the comparison: choosing among them costs this."""
     beside: tuple[str, ...] = ()
     """The names of the runs on the same records that were found beside the comparison."""
 
     @property
     def best(self) -> Compared | None:
-        """The most accurate of those whose statement holds."""
+        """The most accurate method whose statement holds."""
         sound = [outcome for outcome in self.outcomes if outcome.holds]
         return max(sound, key=lambda outcome: (outcome.record and outcome.record.accuracy) or 0.0, default=None)
 
     @property
     def internal_mode(self) -> int:
-        """Of the files of the comparison, which show what was computed from the records."""
+        """The permissions of the comparison's files, which show figures computed from the records."""
         modes = [outcome.record.internal_mode for outcome in self.outcomes if outcome.record is not None]
         return min(modes, default=0o600)
 
@@ -154,10 +154,10 @@ def finish(
 
 
 def read_result(out: Path) -> Comparison:
-    """A comparison that is over, from its folder: the rows of `compare.json`, and the runs that they name."""
+    """Read a finished comparison from its folder: the rows of `compare.json` and their runs."""
     check_inside(out)
     if not (out / FILE).exists():
-        raise InputError(f"{out}: this comparison is not over; call privet compare again to go on.")
+        raise InputError(f"{out}: this comparison is not finished; call privet compare again to continue it.")
     try:
         plain = from_json(read_text(out / FILE), 1 << 63)
         known = {field.name for field in dataclasses.fields(Row)}
@@ -165,7 +165,7 @@ def read_result(out: Path) -> Comparison:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{out / FILE} is damaged ({error}); call privet compare again.") from None
     for row in rows:
-        # A row that was sent to us must not be able to point at our other folders.
+        # A row from somebody else's file must not point to other folders.
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", row.method):
             raise InputError(f"{out / FILE} is damaged: {row.method[:100]!r} is no method.")
     return _comparison(Job.read(out), rows, out)
@@ -179,7 +179,7 @@ def _outcome(row: Row, out: Path) -> Compared:
 
 
 def _runs(out: Path) -> tuple[OtherRun, ...]:
-    """Everything in the folder that has a ledger: also what failed or was stopped has used the records."""
+    """Every folder with a ledger: failed and stopped runs have used the records, too."""
     found: list[OtherRun] = []
     for path in sorted(out.glob(f"*/{LEDGER}")):
         try:
@@ -210,7 +210,7 @@ def _comparison(job: Job, rows: Sequence[Row], out: Path) -> Comparison:
 
 
 def write_comparison(result: Comparison, out: Path) -> Path:
-    """Write `report.html`, whole or not at all; made again, it has the same bytes."""
+    """Write `report.html` atomically. The same comparison always gives the same bytes."""
     return write_whole(out / PAGE, render_comparison(result).encode(), mode=result.internal_mode)
 
 

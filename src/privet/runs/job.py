@@ -1,4 +1,4 @@
-"""What is compared, how each method ended, and the clock: all of it is written down, so that a comparison can go on."""
+"""A comparison's job, the result of each method, and the clock: all are stored, so that a comparison can be resumed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """The same for every method.
+    """The task that all methods of a comparison share.
 
     Attributes:
         data: the records.
         epsilon, delta: the budget of each method.
         methods: keys of `privet.methods`.
-        minutes: how long a method may train; 0 means as long as it takes.
-        seed: makes the comparison repeatable; None where the results may be released.
-        public: public records without labels, as `Public.of` takes them; empty where there are none.
+        minutes: how long a method may train; 0 means no limit.
+        seed: makes the comparison repeatable; None if the results may be released.
+        public: public records without labels, as `Public.of` takes them; empty if there are none.
         settings: settings for the methods that have them, by name.
         own_settings: settings of single methods, by key.
         measuring: how each release is measured and attacked.
@@ -63,7 +63,7 @@ class Job:
         return Task.of(self.data, dataset, self.epsilon, self.delta, seed=self.seed, public=public)
 
     def method(self, key: str, task: Task) -> Method:
-        """A method with those of the job's settings that it has."""
+        """A method with the job's settings that apply to it."""
         method = method_for(key, task)
         known = {setting.name for setting in settings_of(method)}
         shared = {name: value for name, value in self.settings.items() if name in known}
@@ -71,7 +71,7 @@ class Job:
 
     @contextmanager
     def kept_in(self, out: Path) -> Iterator[None]:
-        """Be the only process that runs this job in `out`, where it is kept."""
+        """Store the job in `out`, and lock the folder for this process."""
         if out.exists() and not out.is_dir():
             raise InputError(f"{out} is a file: give a folder with --out.")
         missing = not out.exists()
@@ -86,7 +86,7 @@ class Job:
             yield
 
     def keep(self, out: Path) -> None:
-        """Write the job into its folder, or find it there: another job is refused."""
+        """Write the job into its folder, or check that it is there already. A different job is refused."""
         path = out / JOB
         if path.exists():
             there = Job.read(out)
@@ -110,7 +110,7 @@ class Job:
 
 
 def _current(plain: Any) -> Any:
-    """A job of version 0.1 in the form of this one."""
+    """Convert a job of version 0.1 to the current form."""
     if not isinstance(plain, dict) or "source" not in plain:
         return plain
     names = ("source", "schema", "header", "user", "public_size", "hold_out", "unprotected_test", "note")
@@ -164,7 +164,7 @@ class Row:
 
     @classmethod
     def read(cls, folder: Path) -> Row | None:
-        """The row that a folder holds; None where there is none that is whole."""
+        """The row in a folder; None if there is none, or only a part of one."""
         try:
             return build(cls, from_json(read_text(folder / ROW), 1 << 63))
         except ValueError:
@@ -172,7 +172,7 @@ class Row:
 
 
 def peak_megabytes() -> float | None:
-    """The peak memory of this process; None where the system does not say."""
+    """The peak memory of this process; None if the system does not report it."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -182,11 +182,11 @@ def peak_megabytes() -> float | None:
 
 
 class TimeIsUp(BudgetExhausted):
-    """The time allowance is used up: the model is what was trained until here."""
+    """The time limit is reached: the model stays as it is now."""
 
 
 class Clock:
-    """Ends a training when it has used its minutes; the time before a stop counts."""
+    """Ends a training when it has used its minutes, including the time before a resumed stop."""
 
     def __init__(self, folder: Path, minutes: float) -> None:
         self._path, self._limit = folder / CLOCK, 60 * minutes
@@ -196,7 +196,7 @@ class Clock:
         """How it ended the training, in words; empty if it did not."""
 
     def watching(self, on_step: OnStep) -> OnStep:
-        """A callback that looks at the clock after each step of a training."""
+        """A callback that checks the clock after each step of a training."""
 
         def look(step: dict[str, Any]) -> None:
             on_step(step)

@@ -1,4 +1,4 @@
-"""A user's own loop gets the page: from what `make_private(..., folder=...)` left in its folder to a record."""
+"""Reports on a user's own loop: a record from the files that `make_private(..., folder=...)` wrote."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ METHOD = "Your own loop, made private"
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The record of a run; of a loop that has none yet, a new one."""
+    """The record of a run; a new one for a loop that has none yet."""
     return record_of_loop(folder) if (folder / LOOP).exists() else RunRecord.read(folder)
 
 
 def record_of_loop(folder: Path, *, name: str = "", command: tuple[str, ...] = ()) -> RunRecord:
-    """The record of a loop in its folder: the one that is there, or a new one from its ledger and its description.
+    """The record of a loop: the one in its folder, or a new one from its ledger and its description.
 
-    A new one is made when the loop has taken more steps; it keeps the attacks and audits of the one before. Nothing is
-    measured, because the folder holds no records: `private.report(test=...)` does that.
+    A new record is made when the loop has taken more steps; it keeps the earlier attacks and audits. Nothing is measured,
+    because the folder holds no data: `private.report(test=...)` measures.
     """
     check_inside(folder)
     before = RunRecord.read(folder) if (folder / RECORD).exists() else None
@@ -101,7 +101,7 @@ def _new_record(
 
 
 def _with_what_was_tried(record: RunRecord, before: RunRecord) -> RunRecord:
-    """The record with the attacks and audits of an earlier one. Those of fewer steps say so; nothing is dropped."""
+    """The record with the attacks and audits of an earlier one. Each says if it was made after fewer steps; none is dropped."""
     of = "" if before.ledger_head == record.ledger_head else f", after {before.how.steps:,} steps"
 
     def said(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A dry run: what a command would do, cost, take and write, told from public facts and a rehearsal on made-up records."""
+"""Dry runs: the plan, cost, time and files of a command, from public facts and a rehearsal on made-up records."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from privet.runs.after import target_of
 from privet.runs.runner import check_space
 
 SECONDS = 5.0
-"""How long a rehearsal lasts, about."""
+"""Approximate duration of a rehearsal."""
 MOST_NUMBERS = 1 << 29
-"""Made-up records have no more numbers than this: with more the machine could run out of memory."""
+"""The most numbers in made-up records: with more, the machine could run out of memory."""
 NOT_READ = "No record was read: number, shape and classes of the records are public facts."
 LOADED = (
     "The records were loaded to learn their number, shape and classes, which the statement takes as public; nothing was computed "
@@ -43,11 +43,11 @@ LOADED = (
 def made_up(
     name: str, classes: Sequence[str], shape: Sequence[int], sizes: dict[str, int], *, users: bool = False
 ) -> Dataset:
-    """Random records of a stated shape: as many as there are in public."""
+    """Random records of a stated shape, as many as the public number of records."""
     numbers = sum(sizes.values()) * max(1, torch.Size(shape).numel())
     if numbers > MOST_NUMBERS:
         raise InputError(
-            f"A dry run makes up as many records as there are in public, and these would take {in_bytes(numbers)}: state a "
+            f"A dry run makes up as many records as the public number says, and these would take {in_bytes(numbers)}: give a "
             f"smaller --public-size to see what the command does."
         )
     generator = torch.Generator().manual_seed(0)
@@ -71,7 +71,7 @@ def said_of_records(spec: DataSpec) -> str:
 
 
 def outline(spec: DataSpec, progress: Progress | None = None) -> Dataset:
-    """Made-up records in place of those that `spec` names: the same public number, shape, classes and division."""
+    """Made-up records in place of those that `spec` names, with the same public number, shape, classes and split."""
     users = bool(spec.user)
     if spec.source in CATALOGUE:
         entry = CATALOGUE[spec.source]
@@ -98,7 +98,7 @@ def outline(spec: DataSpec, progress: Progress | None = None) -> Dataset:
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long a work takes here, roughly, and from what that follows; `seconds` is None where it is not known."""
+    """An estimate of how long some work takes on this machine, and its basis; `seconds` is None if it is not known."""
 
     seconds: float | None
     source: str
@@ -109,12 +109,12 @@ class Estimate:
         return f"about {duration(max(1.0, self.seconds))}, an estimate: {self.source}"
 
     def times(self, factor: float, why: str) -> Estimate:
-        """The estimate for so many works of this kind."""
+        """The estimate for `factor` times the work."""
         return self if self.seconds is None else Estimate(self.seconds * factor, f"{self.source}; {why}")
 
 
 class _Enough(BaseException):
-    """The rehearsal has lasted long enough. Not an `Exception`: nobody in between must take it for a failure."""
+    """The rehearsal has lasted long enough. Not an `Exception`, so that no code in between handles it as a failure."""
 
 
 @dataclass
@@ -127,12 +127,12 @@ class _Phase:
     done: int = 0
 
     def goes_on(self, what: str, done: int, total: int | None) -> bool:
-        """Whether a report is of this phase; the names of its parts may stand behind a colon."""
+        """Whether a report belongs to this phase; a colon may separate the phase from the name of a part."""
         return (what.partition(":")[0], total) == (self.what.partition(":")[0], self.total) and done >= self.done
 
 
 def rehearse(work: Callable[[Progress], Any], seconds: float = SECONDS) -> Estimate:
-    """Do a work on made-up records for a few seconds, and estimate how long the whole of it takes.
+    """Run some work on made-up records for a few seconds, and estimate how long all of it takes.
 
     Args:
         work: gets a function that it calls with a description, how much is done and how much there is.
@@ -147,7 +147,7 @@ def rehearse(work: Callable[[Progress], Any], seconds: float = SECONDS) -> Estim
             phases.append(_Phase(what, now, done, total))
         last = phases[-1]
         last.ended, last.done = now, done
-        # The first report of a phase comes after other work, so the pace is taken from the second one on.
+        # The first report of a phase includes other work, so the speed is measured from the second one on.
         if (now - last.began > seconds and done > last.first) or now - began > 6 * seconds:
             raise _Enough
 
@@ -158,7 +158,7 @@ def rehearse(work: Callable[[Progress], Any], seconds: float = SECONDS) -> Estim
         last = phases[-1]
         named = last.what.partition(":")[0]
         if last.done == last.first or not last.total:
-            return Estimate(None, f'"{named}" had not come far after {time.monotonic() - began:.0f} s')
+            return Estimate(None, f'"{named}" had made too little progress after {time.monotonic() - began:.0f} s')
         left = (last.ended - last.began) * (last.total - last.done) / (last.done - last.first)
         return Estimate(
             last.ended - began + left,
@@ -174,7 +174,7 @@ def rehearse(work: Callable[[Progress], Any], seconds: float = SECONDS) -> Estim
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """What is computed from made-up records is not kept: neither in the cache, nor in the state of torch's generator."""
+    """Keep nothing that is computed from made-up records, neither in the cache nor in the state of torch's generator."""
     before = os.environ.get("PRIVET_DATA")
     with tempfile.TemporaryDirectory() as place, torch.random.fork_rng(devices=[]):
         os.environ["PRIVET_DATA"] = place
@@ -192,7 +192,7 @@ def _apart() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run costs, as far as that is known before: a statement, or the budget that bounds it."""
+    """The cost of one run, as far as it is known in advance: a statement, or the budget that bounds it."""
 
     what: str
     said: str
@@ -200,7 +200,7 @@ class Cost:
 
 
 def cost_of(method: Method, task: Task, what: str = "") -> Cost:
-    """What a method costs on a task: what its plan says, or the budget to which it calibrates its noise."""
+    """The cost of a method on a task: that of its plan, or the budget to which it calibrates its noise."""
     what = what or method.key
     try:
         planned = method.planned(task)
@@ -226,15 +226,15 @@ def cost_of(method: Method, task: Task, what: str = "") -> Cost:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a command would do.
+    """A description of what a command would do.
 
     Attributes:
-        plan: what it would do, in sentences.
-        costs: what each run would cost.
-        time: how long it would take.
-        writes: what it would write.
-        records: how much of the records was read for this, in a sentence.
-        free: why it costs nothing, where it does not.
+        plan: in sentences.
+        costs: the cost of each run.
+        time: an estimate of the duration.
+        writes: the files that it would write.
+        records: how much of the records was read for the preview, in a sentence.
+        free: why the command costs nothing; empty if it costs something.
     """
 
     plan: tuple[str, ...]
@@ -276,7 +276,7 @@ RUN_FILES = "record, ledger, card and page"
 
 
 def fit_time(method: Method, task: Task, seconds: float = SECONDS) -> Estimate:
-    """How long a method takes on a task whose records are made up."""
+    """Estimate how long a method takes on a task with made-up records."""
 
     def work(progress: Progress) -> None:
         def on_step(step: dict[str, Any]) -> None:
@@ -288,9 +288,9 @@ def fit_time(method: Method, task: Task, seconds: float = SECONDS) -> Estimate:
 
 
 def preview_run(method: Method, task: Task, out: Path, attacks: Sequence[str]) -> Preview:
-    """What `privet train` or `privet synthesize` would do; the records of `task` are made up.
+    """Describe a run of `privet train` or `privet synthesize`; the records of `task` are made up.
 
-    Raises what the run would raise before it uses a record, also where its account has too little left.
+    Raises the errors that the run would raise before it uses a record, including an account with too little left.
     """
     check_space(method, task, out)
     if (account := account_of(task.spec, out)) is not None and method.spends_budget:
@@ -309,7 +309,7 @@ def preview_run(method: Method, task: Task, out: Path, attacks: Sequence[str]) -
 
 
 def preview_comparison(methods: Sequence[Method], task: Task, out: Path, at_once: int) -> Preview:
-    """What `privet compare` or `privet demo` would do; the records of `task` are made up."""
+    """Describe a run of `privet compare` or `privet demo`; the records of `task` are made up."""
     times = [fit_time(method, task, SECONDS / 2) for method in methods]
     known = [each.seconds for each in times if each.seconds is not None]
     missing = [method.key for method, each in zip(methods, times, strict=True) if each.seconds is None]
@@ -318,7 +318,7 @@ def preview_comparison(methods: Sequence[Method], task: Task, out: Path, at_once
     source += f"; not counted: {', '.join(missing)}" if missing else ""
     total = max([sum(known) / lanes, *known]) if known else None
     what = f"{len(methods)} methods on {task.dataset.name}, each in a process of its own; each is attacked and audited."
-    together = "Who looks at all of them to choose one pays for all of them together: the page says how much."
+    together = "Choosing one of them by the results costs as much as all of them together: the page says how much."
     return Preview(
         (what, together),
         tuple(cost_of(method, task) for method in methods),
@@ -329,7 +329,7 @@ def preview_comparison(methods: Sequence[Method], task: Task, out: Path, at_once
 
 
 def preview_attack(record: RunRecord, folder: Path, attacks: Sequence[Attack], model: str) -> Preview:
-    """What `privet attack` would do."""
+    """Describe a run of `privet attack`."""
     about = record.data
     sizes = {"train": max(8, about.training_records), "test": max(8, about.test_records or about.training_records // 5)}
     classes = about.classes or ("0", "1")
@@ -351,5 +351,5 @@ def preview_attack(record: RunRecord, folder: Path, attacks: Sequence[Attack], m
         (),
         time_,
         (f"{folder}: the results, appended to its record, and its card and page again",),
-        free="an attack is no release: what it finds in private records is internal, and stays off the card",
+        free="an attack is not a release: its results on private records are internal and not on the card",
     )

@@ -1,4 +1,4 @@
-"""Methods side by side: a process and a thread for each, as many at once as there are cores."""
+"""Run methods in parallel: a process and a thread for each, as many at once as there are cores."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Lane:
     title: str
     folder: Path
     standing: dict[str, Any] = field(default_factory=dict)
-    """What it said last."""
+    """Its latest report."""
     row: Row | None = None
     began: float = 0.0
     began_this: float = 0.0
-    """When the work began that it does now."""
+    """When its current work began."""
     process: subprocess.Popen[bytes] | None = None
     _listener: threading.Thread | None = None
 
@@ -47,7 +47,7 @@ class Lane:
 
     def start(self, out: Path, worker: Sequence[str]) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        # What a method says may come from the records.
+        # The report of a method may contain values computed from the records.
         log = os.fdopen(os.open(out / f"{self.key}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
         command = [sys.executable, *worker, str(out), self.key]
         environment = os.environ | _ONE_THREAD
@@ -67,13 +67,13 @@ class Lane:
                         self.hear(told)
 
     def hear(self, standing: dict[str, Any]) -> None:
-        """Take note of where it stands; another kind of work starts the time anew."""
+        """Store a progress report; the time starts again with each kind of work."""
         if standing.get("what") != self.standing.get("what"):
             self.began_this = time.monotonic()
         self.standing = standing
 
     def look(self) -> bool:
-        """Whether it has ended; then its row is there."""
+        """Whether it has ended, so that its row exists."""
         if self.process is None or self.process.poll() is None:
             return False
         code = self.process.returncode
@@ -105,10 +105,10 @@ def race(
     worker: Sequence[str] = WORKER,
     on_change: Callable[[Sequence[Lane]], None] | None = None,
 ) -> list[Row]:
-    """Run every method of the job in `out` that is not done yet; gives the rows in the order of the methods.
+    """Run every method of the job in `out` that is not finished yet; returns the rows in the order of the methods.
 
-    One method's failure is its row. Stopped with Ctrl-C or killed, the workers end too, and what they have done is kept:
-    called again, it goes on.
+    A failure is a row, too. If this process is stopped or killed, the workers end as well and their work is kept; the next
+    call goes on from it.
     """
     lanes = [Lane(key, method_named(key).title, out / key) for key in methods]
     for lane in lanes:

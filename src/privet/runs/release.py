@@ -1,4 +1,4 @@
-"""What may leave the building: the artificial examples, a card that says what they are, and the ledger behind it."""
+"""The release of synthetic data: the artificial examples, their card, and the ledger."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = "schema.json"
 ARRAYS = "synthetic.npz"
 PICTURE = "samples.png"
 SAMPLES = 8
-"""So many rows of a table are shown on the page."""
+"""Number of rows of a table that the page shows."""
 
 
 def write_release(
@@ -40,12 +40,12 @@ def write_release(
     classes: int,
     schema: Schema | None,
 ) -> SyntheticSummary:
-    """Write what becomes ``folder/release``; it holds nothing but post-processing of what the ledger accounts for.
+    """Write the files of ``folder/release``; they contain only post-processing of what the ledger accounts for.
 
-    `publish_release` puts it there with its card, which is made from the run's record: a release is complete or absent.
+    `publish_release` moves them there with the card, which is made from the run's record: a release is complete or absent.
 
-    Images go into `synthetic.npz` (images, labels and, where a teacher gave them, soft labels), and gray ones into the
-    two IDX files of MNIST as well; rows of a table into `train.csv` with the columns of the original, with its schema.
+    Images are written to `synthetic.npz` (images, labels and, if a teacher gave them, soft labels), gray ones also to two IDX
+    files like those of MNIST; rows of a table to `train.csv` with the original columns, beside the schema.
     """
     release = folder / STAGED
     shutil.rmtree(release, ignore_errors=True)
@@ -59,7 +59,7 @@ def write_release(
         files = _arrays(release, made)
     shutil.copyfile(folder / LEDGER, release / LEDGER)
     for file in release.iterdir():
-        file.chmod(0o644)  # to be read by everybody, whatever the mask of this process
+        file.chmod(0o644)  # readable by everybody, whatever the umask of this process
     names = tuple(f"{FOLDER}/{name}" for name in (*files, LEDGER, CARD))
     counts = tuple(torch.bincount(made.labels, minlength=classes).tolist())
     if schema is not None:
@@ -72,7 +72,7 @@ def write_release(
 
 
 def publish_release(folder: Path) -> None:
-    """Put a release that was written in its place, with its card; nothing if there is none."""
+    """Move a written release to its place, with its card; does nothing if there is none."""
     staged = folder / STAGED
     if staged.is_dir():
         said = write_card(folder).read_bytes()
@@ -82,7 +82,7 @@ def publish_release(folder: Path) -> None:
 
 
 def read_release(folder: Path) -> Tensor:
-    """The artificial inputs of a run folder, as a network takes them."""
+    """The artificial inputs in a run folder, in the form that a network takes."""
     release = folder / FOLDER
     if (release / TABLE).exists():
         return data.load(f"csv:{release / TABLE}", schema=release / SCHEMA).train.tensors[0]
@@ -109,7 +109,7 @@ def _arrays(release: Path, made: Synthetic) -> list[str]:
 
 
 def _pixels(inputs: Tensor) -> NDArray[np.generic]:
-    """Images as bytes, without the channel where there is one only; vectors as they are."""
+    """Images as bytes, without the channel axis if there is only one channel; vectors unchanged."""
     if inputs.ndim != 4:
         return inputs.numpy()
     whole = (inputs * 255).round().clamp(0, 255).byte().numpy()
@@ -119,8 +119,8 @@ def _pixels(inputs: Tensor) -> NDArray[np.generic]:
 def table(made: Synthetic, schema: Schema) -> str:
     """The examples as CSV with the schema's columns in their order.
 
-    Numbers are scaled back to their bounds, and rounded where the schema says that they are whole;
-    of a categorical column the likeliest category is taken.
+    Numbers are scaled back to their bounds, and rounded if the schema says that they are whole. A categorical column gets the
+    likeliest category.
     """
     rows = made.inputs.flatten(1)
     columns: dict[str, list[str]] = {schema.label: [schema.classes[label] for label in made.labels.tolist()]}

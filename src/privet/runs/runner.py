@@ -1,4 +1,4 @@
-"""The only runner: a method on a task, attacked, and a folder from which everything can be told again."""
+"""The only runner: it runs a method on a task, measures and attacks the release, and writes the run folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from privet.training.logs import OnStep, logged
 from privet.training.releases import Kept
 
 TargetOf = Callable[[Attack], Target]
-"""What an attack gets to see of a release."""
+"""The target of an attack, from a release."""
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
@@ -54,9 +54,9 @@ class Measuring:
 
     Attributes:
         attacks: attacks by key; without any, the quick one that fits the release.
-        students: of synthetic data: "cnn", "logistic", or a classifier of scikit-learn by name; without any, those that fit.
+        students: for synthetic data: "cnn", "logistic", or a classifier of scikit-learn by name; by default those that fit.
         epochs: of the students cnn and logistic.
-        baseline: train the students on the records too, without privacy, to compare.
+        baseline: also train the students on the real records, without privacy, for comparison.
     """
 
     attacks: tuple[str, ...] = ()
@@ -81,18 +81,18 @@ def run(
     """Make the release, measure and attack it, and leave ledger, release, record, card and page in `out`.
 
     Formal guarantees: the method gets a ledger on disk and records every use of a record there before its result is used.
-    What was paid for is on the disk before anything else looks at the records. Where test records are protected, they are
-    measured with noise that the ledger holds, or not at all. The record is written before the attacks: one that fails costs
-    nothing but itself. A run that was stopped at any moment goes on, also after its training: it pays for nothing again.
+    What was paid for is on disk before anything else uses the records. Protected test records are measured with noise that the
+    ledger holds, or not at all. The record is written before the attacks, so that a failed attack loses nothing else. A run can
+    be stopped at any moment and resumed, also after its training: nothing is charged twice.
 
     Args:
-        method, task: what to do.
+        method, task: what to run, on which records and budget.
         out: the folder of the run; one that holds a run is refused, unless it is resumed.
         measuring: how to measure and attack.
         resume: continue the run in `out`, or start it; its method, settings, budget, seed and records must be the same.
         others: the other runs on these records that the card counts, as `privet.report.find_others` gives them.
-        account: the account of the records, which pays for everything before it is used: an account, its name or its path. By
-            default the one that the records or the run folder name, if they name one (`privet.runs.accounts.account_of`).
+        account: the account of the records, which pays for everything in advance: an account, its name or its path. By default
+            the one that the records or the run folder name, if any (`privet.runs.accounts.account_of`).
         command: the command line, for the record.
         on_step: called with a dictionary after each step.
         progress: called while features are computed.
@@ -117,7 +117,7 @@ def run(
             folder.close()
             if missing and not folder.ledger.used:  # refused before anything was spent
                 shutil.rmtree(out)
-                with suppress(OSError):  # somebody else uses it meanwhile
+                with suppress(OSError):  # another process uses it by now
                     for parent in missing[1:]:
                         parent.rmdir()
             raise
@@ -143,14 +143,14 @@ def run(
             renew(out)
     remove_working_files(out)
     if failed is not None:
-        again = f"The run is finished and kept, without this attack: privet attack {out} makes it again."
+        again = f"The run is finished and kept without this attack; repeat it with privet attack {out}."
         raise type(failed)(f"{failed} {again}") from failed
     return RunRecord.read(out)
 
 
 @contextmanager
 def _full_disk(out: Path) -> Iterator[None]:
-    """One sentence for a file that cannot be written."""
+    """Turn the error of a file that cannot be written into one sentence."""
     try:
         yield
     except OSError as error:
@@ -165,23 +165,23 @@ def _full_disk(out: Path) -> Iterator[None]:
 def _fitted(
     method: Method, task: Task, folder: RunFolder, on_step: OnStep | None, progress: Progress | None
 ) -> Outcome:
-    """What the method makes, or has made before the run was stopped."""
+    """Run the method, or return what it made before the run was stopped."""
     folder.state_what(_identity(method, task))
     if folder.ledger.used and not folder.has_kept:
         raise InputError(
-            f"The method {method.key} has used records in {folder.path} and kept nothing to go on from: to go on would cost as "
-            f"much again. Start anew in another folder; what was used stays on the books."
+            f"The method {method.key} has used records in {folder.path} but saved no state, so resuming would cost as much "
+            f"again. Start again in another folder; what was used stays in the ledger."
         )
     with logged(folder.path, on_step) as log, torch.random.fork_rng(devices=[]):
         if task.seed is not None:
-            torch.manual_seed(task.seed)  # of dropout and of noise that protects nothing
+            torch.manual_seed(task.seed)  # for dropout and for noise that protects nothing
         context = Context(folder.ledger, folder, log, progress, protect_test=task.protects_test)
         context.begin(method, task)
         return method.fit(task, context)
 
 
 def _identity(method: Method, task: Task) -> dict[str, Any]:
-    """What a run must have in common with the one that it continues."""
+    """The facts that must be equal for a run to be resumed."""
     recipe = getattr(method, "recipe", None)
     return {
         "method": method.key,
@@ -200,7 +200,7 @@ def _identity(method: Method, task: Task) -> dict[str, Any]:
 def _record(
     method: Method, task: Task, outcome: Outcome, about: DataSummary, created: str, ledger: Ledger, out: Path
 ) -> RunRecord:
-    """The record of a run of which nothing was measured yet."""
+    """The record of a run before anything is measured."""
     about = replace(
         about,
         fingerprint=mark_of(task.dataset.origin, out, public=about.public),
@@ -234,7 +234,7 @@ def _record(
 
 
 def check(method: Method, task: Task, measuring: Measuring | None = None) -> None:
-    """Raise for what can be known to fail before anything is spent."""
+    """Raise, before anything is spent, if the run is known to fail."""
     measuring = measuring or Measuring()
     if why := method.why_not(task):
         raise InputError(f"The method {method.key} does not fit {task.dataset.name}: {why}.")
@@ -246,7 +246,7 @@ def check(method: Method, task: Task, measuring: Measuring | None = None) -> Non
 
 
 def check_space(method: Method, task: Task, out: Path) -> None:
-    """Raise if what the run will make does not fit onto the disk, before anything is spent."""
+    """Raise, before anything is spent, if the disk has too little room for the run."""
     need = LEAST_FREE
     if method.makes == "data":
         need += (getattr(method, "size", None) or min(task.dataset.size, MOST)) * math.prod(task.dataset.shape)
@@ -260,7 +260,7 @@ def check_space(method: Method, task: Task, out: Path) -> None:
 
 
 LEAST_FREE = 16 << 20
-"""Bytes that a run needs on the disk at least: ledger, checkpoints, record, card and page."""
+"""The least number of bytes that a run writes: ledger, checkpoints, record, card and page."""
 
 
 def usual_attack(makes: str) -> str:
@@ -269,7 +269,7 @@ def usual_attack(makes: str) -> str:
 
 
 def why_no_attack(key: str, method: Method, task: Task, measuring: Measuring | None = None) -> str:
-    """Why an attack will not fit what the method releases, as far as that is known before; empty where it fits."""
+    """Why an attack does not fit the method's release, as far as that is known in advance; empty if it fits."""
     dataset = set_aside(task.dataset, task.public.aside if task.public is not None else 0)
     made, model = None, True
     if method.makes == "data":
@@ -282,7 +282,7 @@ def why_no_attack(key: str, method: Method, task: Task, measuring: Measuring | N
 
 
 def fitting_attacks(keys: Sequence[str], method: Method, task: Task, measuring: Measuring) -> tuple[str, ...]:
-    """Those of the attacks that fit what the method releases. Data is attacked itself, not a student of it alone."""
+    """The attacks that fit the method's release. Synthetic data is attacked itself, not only a student of it."""
     found = tuple(key for key in keys if not why_no_attack(key, method, task, measuring))
     if method.makes == "data":
         itself = replace(measuring, students=("no network",))
@@ -302,14 +302,14 @@ def attack_all(
 ) -> RunRecord:
     """Run the attacks in order, and append each result to the record in the folder as soon as it exists.
 
-    Nothing is attacked where one of them does not fit.
+    If one of them does not fit, none is run.
     """
     for attack in attacks:
         if why := attack.fits(target_of(attack)):
             raise InputError(f"The attack {attack.key} does not fit this run: {why}.")
 
     def hundredths(what: str, done: int, total: int | None) -> None:
-        """How many steps a shadow model takes depends on the number of records, which may be private."""
+        """Progress in hundredths: the number of steps depends on the number of records, which may be private."""
         if progress is not None:
             progress(what, 100 * done // total if total else done, 100 if total else None)
 
@@ -327,7 +327,7 @@ def attack_all(
 
 @contextmanager
 def kept_in(folder: Path, what: str, *asked: object) -> Iterator[Kept]:
-    """Where an attack or an audit of a run keeps what it has finished; gone when it is done, and left if it is stopped."""
+    """The folder in which an attack or audit keeps its finished parts; removed at the end, kept if it is stopped."""
     head = Ledger.open(folder / LEDGER, read_only=True).head
     told = json.dumps([what, __version__, head, *map(repr, asked)])
     place = folder / UNFINISHED
@@ -347,7 +347,7 @@ def _measured(
     measuring: Measuring,
     on_step: OnStep | None,
 ) -> tuple[RunRecord, TargetOf]:
-    """The record with what was measured, and what attacks see."""
+    """The record with the measurements, and the target of the attacks."""
     out = folder.path
     if isinstance(outcome.release, TrainedModel):
         record, predicted, target_of = _model_measured(record, task, outcome.release, out, on_step)
@@ -365,7 +365,7 @@ def _measured(
             found = measure(record.data, outcome, predicted, test, folder.ledger, task.seed)
         return None if found is None else asdict(found)
 
-    # A noisy accuracy is read once for its charge: a run that goes on must not draw its noise again.
+    # A noisy accuracy is charged once, so it is drawn once: a resumed run must not draw its noise again.
     found = folder.releases.keep("measured-accuracy", measured)
     if task.dataset.target is not None:
         return replace(record, error=None if found is None else MeasuredError(**found)), target_of
@@ -385,7 +385,7 @@ def _model_measured(
     )
     inside, outside = (scores(release.part, part, _shown(part, on_step)) for part in (release.train, release.test))
     real = Target(release.train, release.test, release.part, classes=dataset.classes, shape=tuple(dataset.shape))
-    # The records went through the model once; an attack on the answers alone looks at what came out.
+    # The records went through the model once; attacks on the answers alone reuse them.
     answers = replace(
         real,
         members=Split(inside, release.train.labels),
@@ -450,7 +450,7 @@ def _data_measured(
 
 
 def _student_summary(student: Student, out: Path) -> ModelSummary:
-    """The first student is the run's model; one of scikit-learn is named and not kept: its files can run code."""
+    """The first student is the run's model. A student of scikit-learn is only named, not kept: its files can run code."""
     if isinstance(student.model, nn.Module):
         parameters = sum(parameter.numel() for parameter in student.model.parameters())
         return ModelSummary(student.network, parameters, student.arguments, save_weights(student.model, out))
@@ -458,7 +458,7 @@ def _student_summary(student: Student, out: Path) -> ModelSummary:
 
 
 def _baselines(names: Sequence[str], dataset: Dataset, epochs: int) -> dict[str, str]:
-    """The same students trained on the records themselves: no part of any release, nor of the record."""
+    """The accuracies of the same students trained on the real records; not part of the release or of the record."""
     x, y = dataset.train.tensors
     found = {}
     for name in names:
@@ -469,9 +469,9 @@ def _baselines(names: Sequence[str], dataset: Dataset, epochs: int) -> dict[str,
 
 
 def summary(task: Task) -> DataSummary:
-    """Which records were used, as far as that may be said.
+    """The public facts about the records that were used.
 
-    The number of test records is left out where it is not public: one that came from dividing a file depends on the records.
+    The number of test records is left out if it is not public: after the split of a file it depends on the records.
     """
     dataset, spec = task.dataset, task.spec
     return DataSummary(
@@ -498,7 +498,7 @@ def summary(task: Task) -> DataSummary:
 def measure(
     about: DataSummary, outcome: Outcome, predicted: Tensor, test: Split, ledger: Ledger, seed: int | None
 ) -> Measured | None:
-    """The accuracy on the test records: with noise where they are protected, and None where nothing was charged for it."""
+    """The accuracy on the test records: with noise if they are protected, and None if nothing was charged for it."""
     if not about.protects_test:
         return exactly(predicted, test.labels, len(about.classes))
     if outcome.accuracy is None:
@@ -536,7 +536,7 @@ def fraction_right(outputs: Tensor, labels: Tensor) -> float:
 
 
 def _shown(records: Split, on_step: OnStep | None) -> Callable[[int], None]:
-    """Progress of computing the scores of records, in hundredths: how many records there are may be private."""
+    """Progress of computing the scores of records, in hundredths: the number of records may be private."""
 
     def show(done: int) -> None:
         if on_step is not None:
@@ -546,7 +546,7 @@ def _shown(records: Split, on_step: OnStep | None) -> Callable[[int], None]:
 
 
 def _epochs(history: Sequence[Mapping[str, Any]]) -> tuple[Epoch, ...]:
-    """The entries of the history; one in which no record was drawn has no loss, and is left out."""
+    """The entries of the history that have a loss; a step that drew no record has none."""
     return tuple(
         Epoch(max(1, round(entry["epoch"])), entry["step"], entry["loss"], entry["epsilon"], entry.get("accuracy"))
         for entry in history

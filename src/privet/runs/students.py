@@ -41,7 +41,7 @@ class Student:
         return NETWORKS[self.name]
 
     def answers(self, test: Split) -> Tensor:
-        """The class that it gives to each record."""
+        """The predicted class of each record."""
         if isinstance(self.model, nn.Module):
             return scores(self.model, test).argmax(1)
         return torch.as_tensor(self.model.predict(test.tensors[0].flatten(1).numpy()))
@@ -51,12 +51,12 @@ class Student:
 
 
 def default_students(dataset: Dataset) -> tuple[str, ...]:
-    """The source's two students for images, and the second one for everything else."""
+    """The paper's two students for images; only the second one for other records."""
     return ("cnn", "logistic") if kind_of(dataset.shape) == "images" else ("logistic",)
 
 
 def check_students(names: Sequence[str], shape: tuple[int, ...]) -> Sequence[str]:
-    """The names, if there is such a student for records of this shape: asked before the budget is spent."""
+    """Check the names against the shape of the records, before the budget is spent."""
     for name in names:
         _arguments(name, shape) if name in NETWORKS else _estimator(name, 0)
     return names
@@ -74,7 +74,7 @@ def train_student(
 ) -> Student:
     """Train a student by name: "cnn" (images), "logistic", or a classifier of scikit-learn, such as RandomForestClassifier.
 
-    `targets` are labels, or probabilities of the classes, of which scikit-learn's classifiers take the likeliest.
+    `targets` are labels or class probabilities; classifiers of scikit-learn get the likeliest class.
     """
     if name in NETWORKS:
         arguments = _arguments(name, tuple(examples.shape[1:])) | {"classes": classes}

@@ -1,7 +1,7 @@
-"""Tuning: the best of several candidates, with the cost of the choice on the books.
+"""Tuning: choose the best of several candidates, and account for the choice.
 
-A tuning draws how many trials it makes, and of which candidates, before it looks at a record. It charges all of them to its
-ledger, makes every one of them, whatever the earlier ones gave, and releases only the best one (`RepeatAndSelect`).
+Before it uses a record, a tuning draws the number of trials and their candidates. It charges all trials to its ledger, makes
+every one of them, whatever the earlier ones gave, and releases only the best one (`RepeatAndSelect`).
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ from privet.training.identity import plain
 from privet.training.releases import heads_after
 
 WORKING, DONE = ".tuning", ".tuned"
-"""The folder of the trials within that of the tuning; only its owner can read it. At the end it is renamed and deleted."""
+"""The folder of the trials inside that of the tuning. Only its owner can read it; at the end it is renamed and deleted."""
 STATE, FAILURES = "state.json", "failures.txt"
 SECRET = "nobody but the holder of the records learns how many trials there were, not even from how long they took"
-"""What the statement of a choice among a random number of trials assumes."""
+"""The assumption behind a choice among a random number of trials."""
 SHARE = 0.5
-"""Of the test records, those by which the trials are compared; the others measure the release."""
+"""The share of the test records that compares the trials; the others measure the release."""
 MOST_CANDIDATES = 1000
 _KEY = 1
-"""Of the hash that divides the test records; 0 divides a file into training and test records."""
+"""The key of the hash that splits the test records; key 0 splits a file into training and test records."""
 _CLOSE = 1e-3
-"""How closely the epsilon of a trial is found, relative to it."""
+"""Relative precision with which the epsilon of a trial is found."""
 _LEAST = 1 / 64
 """The smallest share of epsilon that is tried for a trial."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One of the methods to choose among, ready with its settings; `label` says in what it differs from the others."""
+    """One of the methods to choose among, with its settings; `label` names what distinguishes it from the others."""
 
     method: Method
     label: str
@@ -104,10 +104,11 @@ def grid(keys: Sequence[str], task: Task, choices: Mapping[str, Sequence[Any]]) 
 
 @dataclass(frozen=True, eq=False)
 class TuningPlan:
-    """What a tuning will do and what it will cost, from public facts alone.
+    """The plan of a tuning and its cost, from public facts alone.
 
     Formal guarantees: `event` is everything that the tuning does to the records. With `trials`, each trial does one of `events`
-    and the best one leaves; the statement assumes `SECRET`. Without, each candidate is tried once and all of them are composed.
+    and only the best one is released; the statement assumes `SECRET`. Without `trials`, each candidate is tried once and all are
+    composed.
 
     Attributes:
         candidates: what to choose among.
@@ -129,13 +130,13 @@ class TuningPlan:
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate], task: Task, trials: Trials | None) -> TuningPlan:
-        """The plan whose trials have the largest budget with which the whole tuning stays within that of the task."""
+        """The plan with the largest budget for each trial that keeps the whole tuning within the budget of the task."""
         _check(candidates, task)
         task, validation = divided(task)
         given = tuple(candidates)
 
         def made(epsilon: float, like: Sequence[int]) -> TuningPlan:
-            """The plan with trials of this budget, if each candidate does what the one does that it is like."""
+            """The plan with trials of this budget, where each candidate has the event of the one in `like`."""
             runs = {number: _planned(given[number].method, replace(task, epsilon=epsilon)) for number in set(like)}
             score = None
             if task.protects_test:
@@ -144,7 +145,7 @@ class TuningPlan:
 
         every = range(len(given))
         first = made(task.epsilon / 2, every).runs
-        # Candidates that do the same at one budget do the same at nearly every other: the search looks at one of each kind.
+        # Candidates with equal events at one budget have equal events at nearly every other: the search tries one of each kind.
         found = made(_largest(partial(_cost, made, [first.index(run) for run in first]), task.epsilon), every)
         if found.cost > task.epsilon:
             found = made(_largest(partial(_cost, made, every), task.epsilon), every)
@@ -152,7 +153,7 @@ class TuningPlan:
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        """What a trial of each candidate does: a run, and the score where it has noise."""
+        """The event of a trial of each candidate: a run and, if it is noisy, the score."""
         return tuple(run if self.score is None else run + self.score.event for run in self.runs)
 
     @cached_property
@@ -165,7 +166,7 @@ class TuningPlan:
 
     @property
     def accountant(self) -> str:
-        """Whose theorem covers the tuning."""
+        """The accountant whose theorem covers the tuning."""
         return "pld" if self.trials is None else "rdp"
 
     @cached_property
@@ -178,7 +179,7 @@ class TuningPlan:
         return self._stated(self.event, self.accountant)
 
     def of_one(self, candidate: int) -> Spent:
-        """The statement of one run of a candidate, with the noise of a trial, if nothing were chosen."""
+        """The statement of one run of a candidate with the noise of a trial, without a choice."""
         return self._stated(self.runs[candidate], "pld")
 
     def of_all_once(self) -> Spent:
@@ -190,7 +191,7 @@ class TuningPlan:
         return accountant_named(accountant).spent(event, self.task.delta, method.relation, unit=method.unit(self.task))
 
     def said_score(self) -> str:
-        """By what the trials are compared, in words that may be published."""
+        """The score that compares the trials, in words that may be published."""
         if self.score is not None:
             return (
                 f"its accuracy on about {100 * SHARE:g} % of the records that were not trained on, with Gaussian noise of "
@@ -201,7 +202,7 @@ class TuningPlan:
         return f"its accuracy on about {100 * SHARE:g} % of the records that are not protected"
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same when a tuning goes on."""
+        """The facts that must be equal for a tuning to be resumed."""
         return {
             "tuning": [[one.method.key, one.label, plain(plain_settings(one.method))] for one in self.candidates],
             "trials": None if self.trials is None else [self.trials.mean, self.trials.shape],
@@ -212,7 +213,7 @@ class TuningPlan:
         }
 
     def trial_task(self, number: int) -> Task:
-        """The task of a trial. Seeded trials differ in their seeds, as those of a release differ in their keys."""
+        """The task of a trial. Each seeded trial has its own seed, as each trial of a release has its own key."""
         seed = self.task.seed
         own = None if seed is None else Randomness.apart(f"trial {number}", seed).seed
         return replace(self.task, epsilon=self.epsilon, seed=own)
@@ -287,7 +288,7 @@ def _largest(cost: Callable[[float], float], limit: float) -> float:
 
 
 def _between(good: tuple[float, float] | None, bad: tuple[float, float] | None, aim: float) -> float:
-    """Where to look next, given the largest epsilon that costs too little and the smallest that costs too much."""
+    """The next epsilon to try, between the largest that costs too little and the smallest that costs too much."""
     if good is None or bad is None:
         x, value = good or bad or (1.0, 1.0)
         ratio = min(4.0, max(0.25, aim / value if value > 0 else 4.0))
@@ -306,10 +307,10 @@ def _between(good: tuple[float, float] | None, bad: tuple[float, float] | None, 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was drawn before the first trial; secret.
+    """The secret draw before the first trial.
 
     Attributes:
-        order: the candidate of each trial. How many there are is the number of trials.
+        order: the candidate of each trial; its length is the number of trials.
         ties: a random number for each trial, which decides between equal scores.
     """
 
@@ -318,7 +319,7 @@ class Drawn:
 
     @classmethod
     def of(cls, trials: Trials | None, candidates: int, randomness: Randomness) -> Drawn:
-        """Draw how many trials there are, the candidate of each, independently and with equal chances, and the ties."""
+        """Draw the number of trials, the candidate of each (independent, with equal chances), and the ties."""
         source = randomness.noise
         if trials is None:
             order = list(range(candidates))
@@ -343,10 +344,10 @@ class Best:
 def choose(
     drawn: Drawn, trial: Callable[[int], float], begin: tuple[int, Best | None] = (0, None)
 ) -> Iterator[tuple[int, Best | None]]:
-    """Make every trial from `begin` on; yields how many are done and the best one so far after each.
+    """Make every trial from `begin` on; after each, yields the number of finished trials and the best one so far.
 
-    Formal guarantees: all trials are made, whatever they give. A trial without a score (minus infinity, or no number) is never
-    the best; where no trial has one, nothing is.
+    Formal guarantees: all trials are made, whatever they give. A trial without a score (minus infinity, or not a number) is never
+    the best; if no trial has a score, there is no best one.
     """
     done, best = begin
     for number in range(done, len(drawn.order)):
@@ -373,27 +374,26 @@ def tune(
 ) -> RunRecord:
     """Make the trials, and leave the best one in `out` like a run, with the ledger of the whole tuning.
 
-    Formal guarantees: the whole tuning is in the ledger before the first record is looked at. Trials that a killed tuning had
-    finished are kept, and it goes on with the number of trials that it had drawn. The trial in which it was killed goes on from
-    its last checkpoint; steps that are repeated are charged in addition. What a trial gives is seen by nobody: its files can be
-    read by their owner alone, and are deleted with it. A trial that raises an error has no score. Nothing that is left in the
-    end tells how many trials there were.
+    Formal guarantees: the whole tuning is in the ledger before the first record is used. A resumed tuning keeps its finished
+    trials and the number of trials it had drawn. The interrupted trial goes on from its last checkpoint; repeated steps are
+    charged in addition. Nobody sees the result of a trial: only the owner can read its files, and they are deleted. A trial that
+    raises an error has no score. Nothing that remains shows how many trials there were.
 
     Args:
-        plan: what to do.
+        plan: the plan of the tuning.
         out: the folder of the tuning; one that holds a run is refused, unless it is resumed.
         resume: continue the tuning in `out`, or start it.
         others: the other runs on these records that the card counts.
         account: the account of the records, which pays for the whole tuning before the first trial; as in `privet.runs.run`.
         command: the command line, for the record.
-        on_tick: called now and then, without saying anything.
+        on_tick: called from time to time, without arguments.
         progress: called while features are computed.
     """
     working = out / WORKING
     if (out / RECORD).exists() and not working.exists():
         if not resume:
             raise InputError(f"{out} holds a run already: give another folder.")
-        return _cleaned(out)  # killed when all but this was done
+        return _cleaned(out)  # it was killed when only this was left to do
     for candidate in plan.candidates:
         check(candidate.method, plan.trial_task(0))
     method = plan.candidates[0].method
@@ -402,10 +402,10 @@ def tune(
     try:
         with closing(folder), on_account(books, method, plan.task, folder, plan.event) as paying:
             folder.state_what(plan.identity())
-            for candidate in plan.candidates:  # also of those that will not be tried: which ones are is secret
+            for candidate in plan.candidates:  # including those that will not be tried: which ones are tried is secret
                 Context(folder.ledger).begin(candidate.method, plan.task)
             tuning = _Tuning(plan, folder, _drawn(plan, folder), on_tick, progress)
-            # As it stands before the trials: a later date would tell how long they took.
+            # Taken before the trials: a later date would reveal how long they took.
             standing = paying.account.standing() if paying is not None else None
             tuning.finish(tuning.best(), others, command, standing)
             if paying is not None:
@@ -424,7 +424,7 @@ def tune(
 
 
 def _drawn(plan: TuningPlan, folder: RunFolder) -> dict[str, Any]:
-    """What was drawn, and when. It is on the disk, and charged, before it is used; a tuning that goes on finds it."""
+    """The draw and its date. It is on disk and charged before it is used; a resumed tuning reads it again."""
 
     def draw(ledger: Ledger) -> dict[str, Any]:
         drawn = Drawn.of(plan.trials, len(plan.candidates), Randomness.apart("tuning", plan.task.seed))
@@ -436,7 +436,7 @@ def _drawn(plan: TuningPlan, folder: RunFolder) -> dict[str, Any]:
 
 
 def _cleaned(out: Path) -> RunRecord:
-    """The record of a tuning that is done; nothing that tells of its trials stays."""
+    """The record of a finished tuning; everything that could reveal its trials is removed."""
     if (out / DONE).exists():
         shutil.rmtree(out / DONE)
     remove_working_files(out)
@@ -446,7 +446,7 @@ def _cleaned(out: Path) -> RunRecord:
 
 
 def _date(out: Path, created: str) -> None:
-    """Date all files at the beginning of the tuning: when they were written would tell how long it took."""
+    """Set the dates of all files to the start of the tuning: the true dates would reveal how long it took."""
     at = datetime.fromisoformat(created).timestamp()
     for path in (*out.rglob("*"), out):
         os.utime(path, (at, at))
@@ -471,7 +471,7 @@ class _Tuning:
         return self.folder.path / WORKING
 
     def place(self, trial: int) -> Path:
-        """The folder of a trial; its name does not tell its number, which an error message could show."""
+        """The folder of a trial; its name does not reveal its number, because an error message could show it."""
         return self.working / f"trial-{int(self.drawn.ties[trial] * 2**53):014x}"
 
     def said(self, trial: int) -> Path:
@@ -479,7 +479,7 @@ class _Tuning:
         return self.place(trial).with_suffix(".json")
 
     def best(self) -> Best:
-        """Make the trials that are still to be made; raises if none has a score."""
+        """Make the remaining trials; raises if none has a score."""
         self.working.mkdir(mode=0o700, exist_ok=True)
         self.working.chmod(0o700)
         begin = self._state()
@@ -494,15 +494,15 @@ class _Tuning:
             assert self.plan.trials is not None
             raise PrivetError(
                 f"The random number of trials is 0, which happens with probability {self.plan.trials.nothing:.2g}: nothing was "
-                f"trained, and nothing is released. The tuning counts all the same. Start another one in another folder."
+                f"trained, and nothing is released. The tuning is charged nevertheless. Start another one in another folder."
             )
         raise PrivetError(
-            f"No trial gave a model, so nothing is released, and the tuning counts all the same. {self.working / FAILURES} says "
-            f"what went wrong; it is for the eyes of whoever holds the records."
+            f"No trial gave a model, so nothing is released; the tuning is charged nevertheless. {self.working / FAILURES} says "
+            f"what went wrong; it is only for people who may see the records."
         )
 
     def trial(self, number: int) -> float:
-        """Make a trial, or take it where it was left; returns its score."""
+        """Make a trial, or resume it; returns its score."""
         place, chosen = self.place(number), self.drawn.order[number]
         if self.said(number).exists():
             found = json.loads(self.said(number).read_text(encoding="utf-8"))["score"]
@@ -517,7 +517,7 @@ class _Tuning:
             if reason := _of_the_machine(error):
                 raise _stopped(reason) from None
             if isinstance(error, LedgerError) or (goes_on and isinstance(error, InputError)):
-                raise  # about the books, or about settings that changed meanwhile; the trial has to be made all the same
+                raise  # an error of the ledger or of changed settings: the trial still has to be made
             self._note(number, error)
             score = -math.inf
         self._charge(place, self.plan.events[chosen])
@@ -525,11 +525,11 @@ class _Tuning:
         return score
 
     def _made(self, place: Path, method: Method, task: Task) -> float:
-        """Run a trial in its folder, from where it was left, and give its score."""
+        """Run a trial in its folder, or resume it there; returns its score."""
         if not (place / RECORD).exists():
             resume = (place / LEDGER).exists()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a warning could tell of a trial
+                warnings.simplefilter("ignore")  # a warning could reveal something about a trial
                 try:
                     # The tuning's own ledger is on the account.
                     run(method, task, place, resume=resume, account=None, on_step=self._tick, progress=self.progress)
@@ -546,7 +546,7 @@ class _Tuning:
         command: Sequence[str],
         account: AccountStanding | None = None,
     ) -> RunRecord:
-        """Put the best trial into the folder of the tuning, as the run that the tuning's ledger pays for."""
+        """Move the best trial to the folder of the tuning, as the run that the tuning's ledger pays for."""
         plan, place, out = self.plan, self.place(best.trial), self.folder.path
         found, chosen, created = RunRecord.read(place), self.drawn.order[best.trial], str(self.kept["started"])
         for name in (found.model.weights, DATA_KEY, STEPS):
@@ -570,7 +570,7 @@ class _Tuning:
             seeds=seeds,
             # The epsilons in it are those of one trial.
             history=(),
-            # When a trial was attacked tells which one it was.
+            # The date of an attack would reveal which trial it was.
             attacks=tuple(replace(one, date=created, command=tuple(command)) for one in found.attacks),
             others=None if others is None else tuple(others),
             account=account,
@@ -586,7 +586,7 @@ class _Tuning:
             self.on_tick()
 
     def _score(self, place: Path, task: Task) -> float:
-        """The score of a trial's model on the records that choose; where they are protected with noise, charged before."""
+        """The score of a trial's model on the choosing records; if they are protected, with noise that was charged in advance."""
         record, records, plan = RunRecord.read(place), self.plan.validation, self.plan
         own = record.model.name if record.model.name.startswith("py:") else ""
         predicted = scores(load_model(record, place, own), records).argmax(1)
@@ -603,7 +603,7 @@ class _Tuning:
         return found if not math.isnan(found) else -math.inf
 
     def _charge(self, place: Path, planned: Event) -> None:
-        """Charge what a trial did beyond the plan: a guarantee that is weaker, or uses that a stop made necessary twice."""
+        """Charge what a trial did beyond the plan: a weaker guarantee, or uses repeated after a stop."""
         if not (place / LEDGER).exists():
             return
         found = Ledger.open(place / LEDGER, read_only=True).event
@@ -617,9 +617,9 @@ class _Tuning:
     def _settle(self, place: Path) -> None:
         """Charge the steps that a killed trial will repeat, and take them out of its own ledger.
 
-        Formal guarantees: the trial then has the distribution of every other one: it makes all of its steps, and those of its
-        steps that are lost are paid for apart. They are in the tuning's ledger before they leave the trial's. A trial that
-        kept nothing begins anew.
+        Formal guarantees: the trial then has the same distribution as every other: it makes all of its steps, and its lost steps
+        are charged separately. They are in the tuning's ledger before they are removed from the trial's. A trial that saved
+        nothing starts again.
         """
         path, heads = place / LEDGER, set[str]()
         with suppress(PrivetError), warnings.catch_warnings():
@@ -650,10 +650,10 @@ class _Tuning:
             found = json.loads(path.read_text(encoding="utf-8"))
             return int(found["done"]), None if found["best"] is None else Best(**found["best"])
         except (ValueError, KeyError, TypeError) as error:
-            raise PrivetError(f"{path} is damaged ({error}): start anew in another folder.") from None
+            raise PrivetError(f"{path} is damaged ({error}): start again in another folder.") from None
 
     def _clean(self, done: int, best: Best | None) -> None:
-        """Delete the folders of trials that are done and not the best."""
+        """Delete the folders of finished trials, except the best."""
         kept = None if best is None else self.place(best.trial)
         for number in range(done):
             if self.place(number) != kept:
@@ -661,7 +661,7 @@ class _Tuning:
                 self.said(number).unlink(missing_ok=True)
 
     def _note(self, number: int, error: Exception) -> None:
-        """Keep what went wrong, for the eyes of whoever holds the records."""
+        """Keep the error, only for people who may see the records."""
         path = self.working / FAILURES
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         label = self.plan.candidates[self.drawn.order[number]].label
@@ -676,14 +676,14 @@ class _Tuning:
 
 
 def _stopped(reason: str) -> PrivetError:
-    """No path is named: one could tell which trial it was."""
+    """The error names no path, because a path could reveal which trial it was."""
     return PrivetError(
-        f"The tuning cannot go on: {reason}. What it has spent is in its ledger; mend that, and resume it."
+        f"The tuning cannot go on: {reason}. What it has spent is in its ledger; fix the problem and resume it."
     )
 
 
 def _of_the_machine(error: BaseException | None) -> str:
-    """What an error says about the machine, such as a full disk or too little memory; empty if it is about the trial."""
+    """The machine's problem behind an error, such as a full disk or too little memory; empty if the trial itself failed."""
     while error is not None:
         if isinstance(error, MemoryError):
             return "there is not enough memory"

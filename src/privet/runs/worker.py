@@ -29,7 +29,7 @@ from privet.training.folder import working_files
 
 SECONDS = 0.2
 POWER = Power(draws=10_000)
-"""Of one step; the audit of the whole training, where there is one, says more."""
+"""The power of the audit of one step; the audit of the whole training, if there is one, shows more."""
 ORPHANED = 3
 
 
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
             load_plugin(plugin)
         title = method_named(key).title
         row = Row(key, title, "done", stopped=_run(job, key, folder))
-    except Exception as error:  # whatever it is, the others go on and this becomes a row
+    except Exception as error:  # whatever it is becomes a row, and the other methods go on
         traceback.print_exc()
         said = str(error) if isinstance(error, PrivetError) else f"{type(error).__name__}: {error}"
         row = Row(key, title, "failed", " ".join(said.split()) or type(error).__name__)
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(job: Job, key: str, folder: Path) -> str:
-    """Train and attack, unless that is done already; then audit. Returns how the clock stopped it, if it did."""
+    """Train and attack, unless that is already done; then audit. Returns the clock's reason for stopping, if any."""
     clock, say = Clock(folder, job.minutes), _Throttled()
     _say({"what": "Starting"})
     task = job.task(job.data.load())
@@ -81,7 +81,7 @@ def _run(job: Job, key: str, folder: Path) -> str:
         )
     record = RunRecord.read(folder)
     made = {attack.key for attack in record.attacks}
-    if missing := [each for each in attacks if each not in made]:  # it was stopped meanwhile
+    if missing := [each for each in attacks if each not in made]:  # it was stopped in between
         attack_run(
             folder, [attack_named(each) for each in missing], task.dataset, command=job.command, progress=progress
         )
@@ -94,7 +94,7 @@ def _audit(folder: Path, command: tuple[str, ...], progress: Progress) -> None:
     try:
         audit_run(folder, POWER, command=command, progress=lambda what, done, total: progress("Auditing", done, total))
     except InputError:
-        return  # nothing of this run can be audited
+        return  # no part of this run can be audited
 
 
 class _Throttled:

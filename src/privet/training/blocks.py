@@ -35,7 +35,7 @@ class Box(Generic[T]):
 
 
 class Blocks:
-    """Where a loop stands. With a folder, it is saved there after each block.
+    """The progress of a loop. With a folder, it is saved there after each block.
 
         blocks = Blocks(run, {"model": model, "optimizer": optimizer}, randomness, planned=event * 20)
         blocks.begin({"schedule": plain(schedule), "seed": seed, "data": data_fingerprint(records)})
@@ -45,15 +45,15 @@ class Blocks:
             blocks.conclude(f"epoch {blocks.step}", event)
             blocks.save(blocks.step + 1)
 
-    A block that was interrupted is done again. A release draws new noise for it, and counts it again. A seeded run does the
-    same again to the last bit, and counts it once (docs/decisions/0200-repeated-steps-of-a-seeded-run.md).
+    An interrupted block is repeated. A release draws new noise for it, and charges it again. A seeded run repeats it to the last
+    bit, and charges it once (docs/decisions/0200-repeated-steps-of-a-seeded-run.md).
 
-    Formal guarantees: the ledger holds a block before it begins, and never more of the loop's events than `planned`,
-    however often the loop was killed: where repeated blocks have used up the plan, the loop ends earlier. A loop that ends
-    without one block that was saved raises `BudgetExhausted`.
+    Formal guarantees: a block is in the ledger before it begins, and the ledger never holds more of the loop's events than
+    `planned`, however often the loop was killed: if repeated blocks use up the plan, the loop ends earlier. A loop that ends
+    without a saved block raises `BudgetExhausted`.
 
     Attributes:
-        step: how many steps are done and saved.
+        step: number of finished and saved steps.
         ended: whether the loop has ended, at its last step or before.
     """
 
@@ -70,11 +70,11 @@ class Blocks:
         """
         Args:
             where: the folder of the run, or a ledger in memory.
-            parts: what changes from block to block: networks, optimizers, averages, boxes.
+            parts: everything that changes from block to block: networks, optimizers, averages, boxes.
             randomness: the streams that the loop draws from. A seeded run saves them, and torch's own generator.
             planned: the events of all blocks; None for a loop that uses no record.
-            stage: a name for the loop, where the run has another part that is saved.
-            seconds: time between two checkpoints, at least.
+            stage: a name for the loop, if another part of the run is saved, too.
+            seconds: the least time between two checkpoints.
         """
         self._run = where if isinstance(where, RunFolder) else None
         self.ledger = where.ledger if isinstance(where, RunFolder) else where
@@ -87,7 +87,7 @@ class Blocks:
         self._saved = time.monotonic()
 
     def begin(self, identity: Mapping[str, Any]) -> None:
-        """State what the loop is, and go to where it was saved."""
+        """State the identity of the loop, and restore its saved state."""
         if self._run is None:
             return
         self._identity = dict(identity)
@@ -103,7 +103,7 @@ class Blocks:
             part.load_state_dict(state[f"part {name}"])
 
     def allows(self, events: Mapping[str, Event]) -> bool:
-        """Whether the loop goes on with a block of these events, by name: the plan pays for it, or has paid for it before."""
+        """Whether a block of these events, by name, may be done: the plan has room for it, or it was already charged."""
         if self.ended or not events:
             return False
         fresh = sum((_counted(event) for name, event in events.items() if not self._holds(name)), Counter[Event]())
@@ -111,8 +111,8 @@ class Blocks:
             return True
         if self.step == 0:
             raise BudgetExhausted(
-                f"The run was stopped before the end of {next(iter(events))}, and to do that again would cost more than was "
-                f"planned. Start anew in another folder; the ledger of this one still counts."
+                f"The run was stopped before the end of {next(iter(events))}, and repeating that would cost more than was "
+                f"planned. Start again in another folder; the ledger of this one still counts."
             )
         return False
 
@@ -124,7 +124,7 @@ class Blocks:
             self.ledger.record(event)
 
     def conclude(self, name: str, event: Event) -> None:
-        """Note what came out of a block that was announced: a seeded run that repeats it otherwise counts it again."""
+        """Note the result of an announced block: otherwise a seeded run that repeats it would charge it again."""
         if self._run is not None and self._randomness.reproducible:
             tensors: dict[str, Tensor] = {}
             for part, value in self._parts.items():
@@ -138,13 +138,13 @@ class Blocks:
         return lambda event, _: self.ledger.record(event)
 
     def save(self, step: int, *, ended: bool = False) -> None:
-        """Note that `step` steps are done, and write a checkpoint if it is time; always if the loop has `ended`."""
+        """Note that `step` steps are done. Write a checkpoint if enough time has passed, and always if the loop has `ended`."""
         self.step, self.ended = step, ended
         if ended or time.monotonic() - self._saved >= self._seconds:
             self._write()
 
     def forget(self) -> None:
-        """Delete the checkpoints: what came out of the loop is kept elsewhere."""
+        """Delete the checkpoints, because the result of the loop is kept elsewhere."""
         if self._run is not None:
             self._run.forget(self._stage)
 

@@ -43,7 +43,8 @@ class Stateful(Protocol):
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], stage: str = "") -> Path:
     """Write the state after `step` steps. When this returns, it is on the disk, and all but two checkpoints are deleted.
 
-    A run of several stages keeps the checkpoints of each. Those of later steps are from before the run went back: they go first.
+    A run of several stages keeps the checkpoints of each. Checkpoints of later steps, left from before the run went back, are
+    deleted first.
 
     Formal guarantees: if the process is killed at any moment, or the disk is full, the folder holds its earlier checkpoints.
     """
@@ -80,7 +81,7 @@ def load_checkpoint(folder: Path, stage: str = "", at: int | None = None) -> dic
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             warnings.warn(f"{path} cannot be read ({error}).", DamagedCheckpointWarning, stacklevel=2)
     if found:
-        raise PrivetError(f"No checkpoint in {folder} can be read: start anew in another folder.")
+        raise PrivetError(f"No checkpoint in {folder} can be read: start again in another folder.")
     return None
 
 
@@ -107,7 +108,7 @@ def write_state(path: Path, state: Any, note: str = "") -> None:
 
 
 def read_state(path: Path) -> Any:
-    """What `write_state` wrote; raises `ValueError` if it was changed."""
+    """Read the data of `write_state`; raises `ValueError` if the file was changed."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -160,7 +161,7 @@ def state_of(private: Private) -> dict[str, Any]:
 
 
 def restore(private: Private, path: Path, state: dict[str, Any]) -> None:
-    """Put a run where `state` was taken."""
+    """Restore a run to `state`."""
     for name, part in _parts(private).items():
         try:
             part.load_state_dict(state[name])
@@ -224,7 +225,7 @@ def _key(key: Any, where: str) -> str | int:
 
 
 def save_weights(model: nn.Module, folder: Path) -> str:
-    """Write the model's parameters and buffers; gives the file's name, for the record."""
+    """Write the model's parameters and buffers; returns the file's name, for the record."""
     # A copy: tied parameters share memory, and a file of tensors cannot.
     weights = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     write_whole(folder / MODEL, save(weights), mode=0o644)  # the release: everybody may read it

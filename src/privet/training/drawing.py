@@ -33,7 +33,7 @@ from privet.training.rehearsal import Streams, same_streams
 from privet.training.step import Step
 
 _SAFETY = 2.0
-"""At its fullest, the backward pass holds about as much again as the forward pass saved."""
+"""At its peak, the backward pass needs about as much memory as the forward pass saved, in addition."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class Performance:
             chooses as many as fit into `memory_budget`, or into a quarter of the free memory without one.
         memory_budget: bytes for per-example gradients, and for a physical batch under "auto".
         workers: processes that load the records of a map-style data set.
-        save_every: steps from one checkpoint to the next, for a run in a folder; an epoch by default. The last step is always
-            saved.
+        save_every: steps between two checkpoints of a run in a folder; an epoch by default. The last step is always saved.
     """
 
     physical_batch_size: int | Literal["auto"] | None = None
@@ -166,8 +165,8 @@ class Records:
     collate: Collate | None = None
     users: Holdings | None = None
     _drawn: dict[int, list[Tensor]] = field(default_factory=dict, init=False)
-    """The draws from a secret source of steps that are not done: a loop that is left and entered again must not draw anew, or
-    the records would decide which draws are used."""
+    """Draws from a secret source for unfinished steps. A loop that is left and entered again must use them: if it drew again, the
+    records could decide which draws are used."""
 
     def __len__(self) -> int:
         """The number of records: examples, or users."""
@@ -224,7 +223,7 @@ class Records:
             )
 
     def check_collate(self, count: int) -> None:
-        """Raise if a collate function gives a record other rows because of the other records."""
+        """Raise if the rows that a collate function gives a record depend on the other records."""
         if self.collate is None or count < 2:
             return
         if self.is_ragged:
@@ -400,14 +399,14 @@ class GivenRecords:
                 raise InputError("UserSampling draws users: give users=..., the user of each example.")
             if isinstance(users, Users) and users.most != sampling.most:
                 raise InputError(
-                    f"users allows {users.most} examples of a user in a step, and sampling {sampling.most}: give one number."
+                    f"users allows {users.most} examples of a user in a step, and sampling {sampling.most}: give the same number."
                 )
             found = replace(found, most=sampling.most)
         return cls(dataset, batch_size, workers, collate, None if found is None else found.found_in(dataset))
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What a statement assumes of a collate function that is not known to keep records apart."""
+        """The assumption about a collate function that is not known to keep records apart."""
         collate = self.collate
         if collate is not None and qualified_name(collate) == REMOVING_COLUMNS:
             collate = getattr(collate, "data_collator", collate)
@@ -442,7 +441,7 @@ def qualified_name(function: Any) -> str:
 
 
 def _look_at_loader(loader: DataLoader[Any]) -> None:
-    """Refuse a loader whose items may be batches, and say that the order of the loader is not used where that matters."""
+    """Refuse a loader whose items may be batches; warn if the order of the loader matters, because it is not used."""
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(STREAM)
     if loader.batch_sampler is None:
@@ -453,8 +452,8 @@ def _look_at_loader(loader: DataLoader[Any]) -> None:
     sampler = getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
     if not isinstance(sampler, PLAIN_SAMPLERS):
         raise InputError(
-            f"The loader's {type(sampler).__name__} decides which records are drawn, and how often, and a plan draws from all "
-            f"of them alike: give the data set without the loader, as a Subset where some of it is meant."
+            f"The loader's {type(sampler).__name__} decides which records are drawn and how often, but a plan draws all records "
+            f"with the same probability: give the data set without the loader, or a Subset of it."
         )
     if getattr(sampler, "replacement", False):
         warnings.warn(
@@ -489,7 +488,7 @@ _LOOKED_AT = 16
 
 
 def _with_ragged(grown: list[int | None], whole: list[Tensor], alone: list[list[Tensor]]) -> list[int | None]:
-    """`grown`, with `ROWS` and `STARTS` for tensors that hold the rows of all records one after another, and where they begin."""
+    """`grown`, with `ROWS` for tensors that hold the rows of all records one after another, and `STARTS` for their beginnings."""
     if any(len(parts) != len(whole) for parts in alone) or len(grown) != len(whole):
         return grown
     found, lengths = list(grown), []
@@ -557,7 +556,7 @@ def load_batches(
 def _collated(
     dataset: Dataset[Any], index_batches: Iterable[Tensor], workers: int, collate: Collate
 ) -> Iterator[Batch]:
-    # Code of somebody else's that is asked for several records at once could mix them.
+    # A third-party data set that returns several records at once could mix them.
     alone = hasattr(dataset, "__getitems__") and not isinstance(dataset, HuggingFaceRecords)
     yield from DataLoader(
         OneByOne(dataset) if alone else dataset,

@@ -52,7 +52,7 @@ def working_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Be the only process that writes to a folder: of a finished run, a comparison or a reproduction."""
+    """Lock the folder of a finished run, a comparison or a reproduction for this process."""
     lock = _locked(folder)
     try:
         _remove_torn(folder)
@@ -64,17 +64,17 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def _remove_torn(folder: Path) -> None:
-    """Delete what a killed process left half written, also in the folder that is released."""
+    """Delete files that a killed process left half written, also in the folder that is released."""
     for place in (folder, folder / "release"):
         remove_torn(place)
 
 
 def require_there(folder: Path) -> None:
-    """Raise if a folder that is in use was deleted: what is written now would make it anew, without its ledger."""
+    """Raise if a folder in use was deleted: the next write would create it again, without its ledger."""
     if not (folder / LOCK).exists():
         raise PrivetError(
             f"The folder {folder} was deleted or moved while it was in use, so the run stops. Start again in another folder; "
-            f"what was used until now still counts."
+            f"what was used so far still counts."
         )
 
 
@@ -84,11 +84,11 @@ class RunFolder:
         run = RunFolder("runs/a", resume=True)      # resume: continue the run in the folder, or start one
         private = make_private(..., folder=run)     # or folder="runs/a", resume=True
 
-    Formal guarantees: a lock admits one process at a time. The ledger holds every step before its result is used. A checkpoint
-    is complete or absent, and holds the ledger's head; the folder also holds the newest head. A ledger that lost lines,
-    or that was replaced by an older copy, is refused. A folder that was replaced as a whole is not noticed: to notice that, keep
-    the head elsewhere. The secret keys of a release are never written. Checkpoints are working files of the owner of the data,
-    and not for release.
+    Formal guarantees: a lock admits one process at a time. The ledger holds every step before its result is used. A checkpoint is
+    complete or absent, and holds the ledger's head; the folder also holds the newest head. A ledger that lost lines, or that was
+    replaced by an older copy, is refused. The replacement of a whole folder is not detected, unless the head is also kept
+    elsewhere. The secret keys of a release are never written. Checkpoints are working files of the owner of the data, and not for
+    release.
 
     Attributes:
         ledger: every use of the records.
@@ -160,12 +160,12 @@ class RunFolder:
             try:
                 stored = json.loads(path.read_bytes())
             except (OSError, ValueError) as error:
-                raise PrivetError(f"{path} is damaged ({error}): start anew in another folder.") from None
+                raise PrivetError(f"{path} is damaged ({error}): start again in another folder.") from None
             require_same(self.path, stored, identity)
         elif len(self.ledger) or self.state is not None:
             raise InputError(
-                f"The run in {self.path} was started in another way, and it is not known whether its settings are these: give "
-                f"another folder."
+                f"The run in {self.path} was started in another way, so its settings cannot be compared with these: give another "
+                f"folder."
             )
         else:
             try:
@@ -174,9 +174,9 @@ class RunFolder:
                 raise PrivetError(f"{path} cannot be written: {error.strerror}. Make room and resume.") from None
 
     def begin(self, identity: Mapping[str, Any], *, seeded: bool, stage: str = "") -> dict[str, Any] | None:
-        """Set the identity of a stage of the run, and get where it was saved; None if it was not.
+        """Set the identity of a stage of the run; returns its saved state, or None.
 
-        A stage that is continued must have the same identity. A run of one stage has no name for it.
+        A resumed stage must have the same identity. The stage of a run with a single stage has no name.
         """
         if stage not in self._stages:
             self._stages[stage] = load_checkpoint(self.path, stage)
@@ -192,7 +192,7 @@ class RunFolder:
         return found
 
     def announce(self, name: str, event: Event) -> None:
-        """Record an event before there is anything to release of it; `record` then notes its release."""
+        """Record an event before its release exists; `record` then notes the release."""
         if self._journal is not None:
             self._journal.announce(name, event)
         else:
@@ -235,13 +235,13 @@ class RunFolder:
 
     def _open_ledger(self, path: Path) -> Ledger | None:
         if self.state is None and path.exists() and b"\n" not in path.read_bytes():
-            path.unlink()  # killed while its first line was written: nothing was recorded
+            path.unlink()  # it was killed while its first line was written: nothing was recorded
         if path.exists():
             return Ledger.open(path, head=self.state["ledger_head"] if self.state is not None else None)
         if self.state is not None or (self.path / NEWEST_HEAD).exists() or any(self.path.glob(releases.PATTERN)):
             raise PrivetError(
                 f"{path} is missing: a run cannot continue without the ledger of its releases. Put it back, "
-                f"or start anew in another folder."
+                f"or start again in another folder."
             )
         return None
 
@@ -326,9 +326,9 @@ def _locked(folder: Path) -> Lock:
 class Journal:
     """Records the releases of a seeded run in its ledger, each once.
 
-    A seeded run that is killed repeats the steps after its last checkpoint with the same noise. The same release twice is
-    one release: the second tells nothing new. So a step whose digest is in the journal is not recorded
-    again, and a step that differs in a single bit (another version of a library, another number of threads) is.
+    After a kill, a seeded run repeats the steps after its last checkpoint with the same noise. The same release twice is one
+    release, because the second reveals nothing new. So a step whose digest is in the journal is not recorded again, but a step
+    that differs in a single bit (another version of a library, another number of threads) is.
 
     Formal guarantees: the ledger holds one event for each distinct release that was used; both are on the disk before it is
     used. For each event the journal holds the ledger's head after it. A journal with a release whose event is not in
@@ -392,7 +392,7 @@ class Journal:
             else:
                 raise PrivetError(
                     f"{path} has a release of {name} whose event is not in the ledger: lines were removed from the ledger, or "
-                    f"an older copy was put back. Put back the newest ledger, or start anew in another folder."
+                    f"an older copy was put back. Put back the newest ledger, or start again in another folder."
                 )
         self._unused = {name for name, there in paid.items() if there}
 
@@ -411,7 +411,7 @@ class Journal:
 
 def _split(path: Path, line: str) -> tuple[str, str, str]:
     if not _LINE.fullmatch(line):
-        raise PrivetError(f"{path} is damaged: it says {line!r}. Start anew in another folder.")
+        raise PrivetError(f"{path} is damaged: it says {line!r}. Start again in another folder.")
     kind, fact, name = line.split(" ", 2)
     return kind, fact, name
 
@@ -452,9 +452,9 @@ def _check_head(path: Path, ledger: Ledger) -> None:
     if found is None:
         if not path.read_bytes():
             return  # killed when it was created
-        raise PrivetError(f"{path} is damaged. Start anew in another folder.")
+        raise PrivetError(f"{path} is damaged. Start again in another folder.")
     if not ledger.holds({found[1].decode()}):
         raise LedgerError(
             f"Lines were removed from the ledger {ledger.path}, or an older copy was put back: the head in {path} is not in it. "
-            f"Put back the newest ledger, or start anew in another folder."
+            f"Put back the newest ledger, or start again in another folder."
         )

@@ -86,12 +86,12 @@ def rebuild(data: Any, *, allowed: Iterable[type] = (), part: str = "the value")
 
     Formal guarantees: nothing is imported, and no class is used by its name in `data` except those of the library, those
     given in `allowed` or to `register`, and classes that were imported before and inherit from `Clipping`, `Noise` or
-    `Sampling`. Raises `NotRebuilt`, which names the part, where a part is of another class, a tensor or a function.
+    `Sampling`. Raises `NotRebuilt`, which names the part, if a part is of another class, a tensor or a function.
     """
     found: dict[str, list[type]] = {}
     for kind in (*_known(), *allowed):
         found.setdefault(class_path(kind), []).append(kind)
-    # Of classes that one module defined several times, as a notebook does, the last one counts.
+    # If one module defined a class several times, as a notebook does, the last definition counts.
     return _rebuilt(data, {path: each[-1] if _one_module(each) else None for path, each in found.items()}, part)
 
 
@@ -176,7 +176,7 @@ def _rebuilt(data: Any, kinds: Mapping[str, type | None], part: str) -> Any:
         return kind(**fields)
     except (
         Exception
-    ) as error:  # a class of somebody else's may raise anything, and a record from elsewhere may say anything
+    ) as error:  # a third-party class may raise anything, and a record from elsewhere may contain anything
         raise NotRebuilt(part, f"{name} refuses its settings ({error})") from None
 
 

@@ -45,7 +45,7 @@ SAME = {
     "target_epsilon": "epsilon",
     "target_delta": "delta",
 }
-"""Arguments that have another name in Opacus and the same meaning."""
+"""Arguments of Opacus with the same meaning and another name."""
 OTHERWISE = {
     "poisson_sampling": "batches are Poisson-sampled unless you give sampling=...; leave it out",
     "grad_sample_mode": "the engine chooses for each layer; leave it out",
@@ -54,13 +54,13 @@ OTHERWISE = {
     "secure_mode": "without a seed the noise always comes from secret keys; leave it out",
     "criterion": "the loss stays in your loop; leave it out",
 }
-"""Arguments of Opacus that have no place here."""
+"""Arguments of Opacus without a counterpart."""
 MOVED = ("physical_batch_size", "memory_budget", "workers", "save_every")
 """Arguments of version 0.1 that are fields of `Performance` now."""
 
 
 def other_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Also take the names of Opacus and the arguments of version 0.1; explain the arguments that have no place here."""
+    """Also accept the names of Opacus and the arguments of version 0.1; explain arguments without a counterpart."""
 
     @wraps(function)
     def translated(*args: P.args, **given: P.kwargs) -> R:
@@ -142,9 +142,9 @@ def make_private(
         model: the model; it is neither wrapped nor changed. Several models are clipped as one.
         optimizer: any torch optimizer over the model's parameters, or several that hold them together.
         dataset: a `privet.data.Split`, a ``TensorDataset``, or any map-style data set; a data frame (pandas, Arrow),
-            whose batches are dictionaries of columns; a data set of Hugging Face. Of a ``DataLoader``, the data set, the batch
-            size, the workers and the collate function are used, and its order is not. A collate function that is not known to
-            keep records apart is checked on a few records, and the statement names it as an assumption.
+            whose batches are dictionaries of columns; a data set of Hugging Face; or a ``DataLoader``, whose data set, batch
+            size, workers and collate function are used, but not its order. A collate function that is not known to keep
+            records apart is checked on a few records, and the statement names it as an assumption.
         delta: the delta of the statement.
         batch_size: the expected size of a Poisson-sampled batch.
         sampling: another way to draw batches, a value of `privet.sampling`, instead of `batch_size`. `FixedSizeSampling` is
@@ -165,27 +165,27 @@ def make_private(
             ``x.repeat_interleave(views, 0)`` before it augments them; it is used for the size of physical batches. Rows of one
             record are followed, and clipped as one record.
         loss_reduction: how the loss joins its records; "auto" recognizes it.
-        public_size: the size of the data set as far as it is public. The sampling rate, the steps of an epoch and the
-            constant by which sums are divided follow from it. It may be wrong: each record is still drawn with probability
-            ``batch_size / public_size``, so privacy is as stated, and batches are larger or smaller than
-            `batch_size` on average. Without it, ``len(dataset)`` is used, and the statement names the condition that the
-            number of records is public. With `users`, all of this is about the number of users.
-        users: the user of each example, where a person may hold several: a vector, a list, a function of the example's index,
-            the name of a column, or `privet.sampling.Users`. A `Split` that has users brings them along, also in a ``Subset`` or
-            a ``ConcatDataset``. A user is then drawn, clipped and protected with all their examples together;
-            `batch_size` counts users, and an epoch draws each user once on average.
+        public_size: the public size of the data set. The sampling rate, the steps of an epoch and the constant by which sums
+            are divided follow from it. If it is wrong, privacy is still as stated, because each record is drawn with
+            probability ``batch_size / public_size``; batches are then larger or smaller than `batch_size` on average. By
+            default, ``len(dataset)`` is used, and the statement names the condition that the number of records is public. With
+            `users`, it is the number of users.
+        users: the user of each example, if a person may have several: a vector, a list, a function of the example's index, the
+            name of a column, or `privet.sampling.Users`. A `Split` with users keeps them, also in a ``Subset`` or a
+            ``ConcatDataset``. A user is then drawn, clipped and protected with all their examples together; `batch_size` counts
+            users, and an epoch draws each user once on average.
         seed: makes sampling and noise repeatable, for experiments; a run that is released must not have one. Dropout,
             augmentation and the initial model come from torch's own generator: seed that, too.
         ledger: where the steps are recorded, after its earlier events; without it, they are recorded in memory.
         account: the account of the data set, its name or its path (`privet.DataAccount`). The plan is reserved on it now, and
-            each step is paid for before it is used; a plan for which the account has no room raises `AccountExhausted`. A run in
-            a folder that is continued stays on its account. Call ``private.close()`` if you stop before the last step: what was
-            reserved and not used is then given back, or kept for a run in a folder, which can go on.
-        fixed_beforehand: states that this run was planned before anything in its ledger was looked at. Without it, a run
-            after other releases is proved under that assumption only.
+            each step is paid for before it is used; a plan for which the account has no room raises `AccountExhausted`. A
+            resumed run stays on its account. Call ``private.close()`` if you stop before the last step: the unused reservation
+            is then returned or, for a run in a folder, kept until it is resumed.
+        fixed_beforehand: states that this run was planned before anybody looked at the releases in its ledger. Without it, a
+            run after other releases is proved only under that assumption.
         folder: where the run keeps its ledger and its checkpoints, so that it can be killed at any moment and continued.
-        resume: continue the run in `folder` if there is one: it must have the same plan, data and seed. A number continues it
-            after that step, of which the folder must hold a checkpoint; the steps that are done again are counted again.
+        resume: continue the run in `folder` if there is one; it must have the same plan, data and seed. A number continues it
+            after that step, for which the folder must hold a checkpoint; repeated steps are charged again.
         stateful: further parts that are saved and continued, by name: anything with ``state_dict`` and ``load_state_dict``.
         isolation: how each record's gradient is kept apart. "follow" follows every operation from the batch to
             the loss, and refuses operations that are not known to keep records apart. "each" evaluates each record alone: slow,
@@ -201,7 +201,7 @@ def make_private(
     size = public_size if public_size is not None else source.records
     sampling = _sampling(sampling, batch_size, source, public_size)
     if epsilon is None and noise_multiplier is None:
-        raise InputError("Give either epsilon, from which the noise is calibrated, or noise_multiplier.")
+        raise InputError("Give either epsilon, to calibrate the noise, or noise_multiplier.")
     if steps is not None and epochs is not None:
         raise InputError("Give either epochs or steps.")
     _refuse_several_processes(models)
@@ -272,7 +272,7 @@ def make_private(
 
 
 def _inner(optimizer: Optimizer) -> Optimizer:
-    """The optimizer in a wrapper that has no hooks of its own, such as that of accelerate; another one as it is."""
+    """The optimizer inside a wrapper without hooks, such as that of accelerate; other optimizers are returned unchanged."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and isinstance(
         inside := getattr(optimizer, "optimizer", None), Optimizer
     ):
@@ -347,7 +347,7 @@ def _paying(
     plan: Plan,
     undo: ExitStack,
 ) -> AccountedRun | None:
-    """Let the account of the data set pay for the plan, or whoever pays for the ledger already."""
+    """Let the account of the data set, or the ledger's current payer, pay for the plan."""
     ahead = plan.event if run is None or run.state is None else None
     if account is None and run is not None and not isinstance(folder, RunFolder):
         stub = read_stub(run.path)
@@ -386,7 +386,7 @@ def _keep_memory_for_the_next_step() -> None:
 
 
 def _refuse_several_processes(models: Sequence[nn.Module]) -> None:
-    """Each process would draw its own batches and noise, and the gradients would be joined outside the plan."""
+    """Refuse distributed training: each process would draw its own batches and noise, and the plan would not see the join."""
     for each in models:
         if isinstance(each, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise InputError(
@@ -402,7 +402,7 @@ def _refuse_several_processes(models: Sequence[nn.Module]) -> None:
 
 
 def _refuse_second_plan(models: Sequence[nn.Module], ledger: Ledger | None) -> None:
-    """Two plans on one model would each state a part of the cost, unless they write into one ledger."""
+    """Refuse two plans on one model with separate ledgers: each would state only a part of the cost."""
     if ledger is None and is_planned(p for model in models for p in model.parameters() if p.requires_grad):
         raise InputError(
             "The model is trained by another make_private already: finish it, end it with private.close(), or record both "

@@ -17,7 +17,7 @@ from privet.privacy.events import composed
 from privet.sampling import PoissonSampling, Sampling, UserSampling
 
 MOST_STEPS = 10_000_000
-"""Steps of a plan. At a millisecond for each, more would take hours before the first result, and days to the last."""
+"""The most steps of a plan. With more, even steps of a millisecond would take days."""
 
 
 class BudgetExhausted(PrivetError):  # noqa: N818 - a name that reads as what happened
@@ -82,7 +82,7 @@ class Plan:
 
     @cached_property
     def trusted(self) -> tuple[str, ...]:
-        """What is assumed of parts that are not Privet's own: nobody here has proved that they keep their contract."""
+        """The assumptions about parts that are not Privet's own: nobody has proved that they keep their contract."""
         contracts = (
             (self.sampling, "draws records as its event says"),
             (self.clipping, "bounds what each record contributes as it states"),
@@ -160,14 +160,16 @@ class BudgetLimit:
         if step >= self._allowed_to:
             assert self.budget is not None
             raise BudgetExhausted(
-                f"Step {step + 1} of {self.plan.steps} would pass the budget of epsilon {self.budget.epsilon:g} at delta "
+                f"Step {step + 1} of {self.plan.steps} would exceed the budget of epsilon {self.budget.epsilon:g} at delta "
                 f"{self.delta:g}: {self.spent()}. Use the model as it is, or make a new plan with a larger budget."
             )
         if self.ledger.payer is not None and covered <= step:
             try:
                 self.ledger.reserve(self.plan.step_event(step))
             except AccountExhausted as error:
-                raise BudgetExhausted(f"Step {step + 1} of {self.plan.steps} would pass the account: {error}") from None
+                raise BudgetExhausted(
+                    f"Step {step + 1} of {self.plan.steps} would exceed the account: {error}"
+                ) from None
         return self._allowed_to
 
     def _largest(self, covered: int) -> int:
@@ -191,7 +193,7 @@ class BudgetLimit:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Finds the noise and the number of steps of a plan that are not given, from the budget that the ledger leaves."""
+    """Computes the noise or the number of steps of a plan, if it is not given, from the rest of the budget."""
 
     sampling: Sampling
     noise: Callable[[float], Noise]
@@ -225,7 +227,7 @@ class Calibration:
         if not isinstance(multiplier, Schedule):
             return self.noise(multiplier)
         if self.noise is not GaussianNoise:
-            raise InputError("A schedule of noise is one of Gaussian noise: give noise_multiplier as a number.")
+            raise InputError("Only Gaussian noise can have a schedule: give noise_multiplier as a number.")
         return ScheduledNoise(multiplier)
 
     def _least(self, steps: int) -> float:

@@ -115,7 +115,7 @@ class Private:
         self._own_loop = saving is not None and saving.own_loop
         self._save_every = (saving.every if saving is not None else None) or self.steps_per_epoch
         self.paying: AccountedRun | None = None
-        """Pays from the account of the data set; None where `make_private` was given no account."""
+        """Pays from the account of the data set; None without an account."""
         self.identity = dict(saving.identity) if saving is not None else {}
         self.stateful: dict[str, Stateful] = dict(saving.stateful) if saving is not None else {}
         if self._run_folder is not None and self._run_folder.state is not None:
@@ -259,7 +259,7 @@ class Private:
             self._leave_description()
 
     def _leave_description(self) -> None:
-        """Write the weights, and what a record of this run needs to know: `privet report` makes the page from them."""
+        """Write the weights and the description of this run, from which `privet report` makes the page."""
         assert self._run_folder is not None
         folder, told = self._run_folder.path, self.description
         with self.average.applied() if self.average is not None else nullcontext():
@@ -283,14 +283,14 @@ class Private:
             test: records that were not trained on: a `privet.data.Split`, or inputs and labels. Without it nothing is measured.
             about: further arguments of `privet.runs.own.report_loop`.
         """
-        # The rooms above this one are looked up by name: nothing here depends on them.
+        # Imported by name, because this package must not depend on the ones above it.
         made: Path = import_module("privet.runs.own").report_loop(self, test, **about)
         return made
 
     def close(self) -> None:
         """End the run: the optimizers become ordinary again, and the folder is free for another process.
 
-        A `RunFolder` that was given stays open: whoever opened it closes it.
+        A `RunFolder` that was given stays open: the caller closes it.
         """
         running = self._running()
         if running is not None:
@@ -590,7 +590,7 @@ class Private:
             parameter.grad = gradients.get(name)
 
     def _forget(self) -> None:
-        """The loop has ended: a batch that was not used is void. Its gradients are in the engine, which is detached."""
+        """End the loop: discard an unused batch, whose gradients are in the engine, and detach the engine."""
         self._part = self._batch = self._rehearsal = None
         self._waiting.clear()
 
@@ -699,7 +699,7 @@ def step_name(number: int) -> str:
 
 
 def _shape(dataset: Any) -> list[int]:
-    """The shape of the first input of a record, which is public; empty where an input is no tensor."""
+    """The public shape of the first input of a record; empty if the input is not a tensor."""
     record = dataset[0]
     first = record[0] if isinstance(record, tuple | list) and record else record
     return list(first.shape) if isinstance(first, Tensor) else []

@@ -82,7 +82,7 @@ class Moving:
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What exists before the first batch of a loop.
+    """The objects that exist before the first batch of a loop.
 
     Attributes:
         tensors: all tensors that exist; they hold no record of a batch.
@@ -163,7 +163,7 @@ class Checks:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What a statement about the run assumes, because it was not proved."""
+        """The unproved assumptions of the run's statement."""
         if self.isolation == "assume":
             checked = ", as a check on a few of them found" if self.self_check else ""
             return (f"records are processed independently of each other{checked}",)
@@ -301,8 +301,8 @@ class Rehearsal:
             )
         if self.each > 1 and any(abs(divisor - round(divisor)) > 1e-9 for divisor in self.size_divisors):
             return (
-                "The loss is divided by a fraction of the number of examples, as in len(x) // 2. Where users have different "
-                "numbers of examples this is rounded, and depends on who else is in the batch. Nothing was released. Give the "
+                "The loss is divided by a fraction of the number of examples, as in len(x) // 2. If users have different "
+                "numbers of examples, this is rounded and depends on who else is in the batch. Nothing was released. Give the "
                 "loss of each example to private.step(losses), or use loss.mean()."
             )
         return ""

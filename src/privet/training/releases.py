@@ -1,4 +1,4 @@
-"""What a run makes once from the records: paid for once, kept as soon as it exists, used once it is on the books."""
+"""Values that a run computes once from the records: charged once, kept as soon as they exist, used once they are recorded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 SECONDS = 20.0
-"""Time between two checkpoints of a loop that uses no budget, at least."""
+"""The least time in seconds between two checkpoints of a loop that uses no budget."""
 
 
 class Kept:
@@ -37,9 +37,9 @@ class Kept:
         with Kept(folder).in_use():             # the functions inside find it with `kept_here`
             scores = kept.keep("scores", compute)
 
-    Work that is stopped and started again finds what it had finished, in the same order, and goes on from the last state of
-    its loop. The folder must belong to this work alone: its name says everything that the results depend on. The files
-    are computed from records without noise, so only the owner of the folder can read them.
+    If the work is stopped and started again, it finds its finished parts in the same order and goes on from the last state of its
+    loop. The folder must belong to this work alone, so its name is a hash of everything that the results depend on. The files are
+    computed from records without noise, so only the owner of the folder can read them.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -135,9 +135,9 @@ _HERE: ContextVar[Kept | None] = ContextVar("kept", default=None)
 
 
 def kept_here() -> Kept:
-    """Where the work that runs now keeps its results; nowhere, unless `Kept.in_use` says where.
+    """The place where the current work keeps its results; inactive outside of `Kept.in_use`.
 
-    Audits and attacks are called through methods of other people, whose signatures know nothing of this.
+    It is not an argument, because audits and attacks are called through plug-in methods, whose signatures do not have it.
     """
     return _HERE.get() or Kept(None)
 
@@ -149,9 +149,9 @@ class Releases(Kept):
 
     Formal guarantees: `get` makes a value against a draft of the ledger. The value and its events are on the disk before
     the events are recorded in the ledger, and they are in the ledger before the value is handed out. A run that is killed
-    in between records them when it goes on, and uses the value. So nothing that was paid for is lost, nothing is counted
-    twice, and nothing is used before it is on the books. A value whose events are missing in the ledger is refused, unless
-    the ledger stands where it stood when they were to be recorded.
+    in between records them when it is resumed, and uses the value. So nothing that was paid for is lost, nothing is charged
+    twice, and nothing is used before it is recorded. A value whose events are missing in the ledger is refused, unless the
+    ledger is still in the state in which they were to be recorded.
 
     The files are working files of the owner of the data: a value in them may not be in the ledger yet.
     """
@@ -166,9 +166,9 @@ class Releases(Kept):
 
         Args:
             name: of the release, unique in the run: small letters, digits and hyphens.
-            make: makes the value from the records, and records what it does in the ledger that it is given. The value is
-                plain data with tensors, as a checkpoint holds it.
-            randomness: the streams that `make` draws from. Where a seeded run finds the value, they go on behind it.
+            make: computes the value from the records, and records its events in the given ledger. The value is plain data with
+                tensors, as in a checkpoint.
+            randomness: the streams that `make` draws from. If a seeded run finds the value, they continue after it.
         """
         path = self._path(name)
         if path is not None and path.exists():
@@ -181,7 +181,7 @@ class Releases(Kept):
         try:
             value = make(draft)
         except Exception:
-            # An error can tell of what was drawn, so what the draft holds was used. A stop from outside (Ctrl-C) tells nothing.
+            # An error can reveal something about the draws, so the events of the draft count as used. Ctrl-C reveals nothing.
             self._ledger.extend(draft.entries, draft.before)
             raise
         if path is not None:
@@ -196,14 +196,14 @@ class Releases(Kept):
         super()._write(path, state, note)
 
     def _note(self) -> str:
-        """What is kept without an event of its own is post-processing of what the ledger holds already."""
+        """Keep a value without an event of its own: it must be post-processing of releases in the ledger."""
         return _told_of(self._ledger.head, [])
 
     def _damaged(self, path: Path, error: Exception) -> PrivetError:
         return _damaged(path, error)
 
     def _settle(self) -> None:
-        """Record the events of the release that a killed run had made and not recorded."""
+        """Record the events of a release that a killed run had made but not recorded."""
         if self._folder is None:
             return
         made = {path: _told(path) for path in sorted(self._folder.glob(PATTERN))}
@@ -239,4 +239,4 @@ def _told(path: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _damaged(path: Path, error: Exception) -> PrivetError:
-    return PrivetError(f"{path} is damaged ({error}): start anew in another folder.")
+    return PrivetError(f"{path} is damaged ({error}): start again in another folder.")
