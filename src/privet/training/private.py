@@ -637,7 +637,6 @@ class Private:
                 "make_private."
             )
 
-
     def _check_rules(self) -> None:
         """Raise if the model uses a rule of somebody else that the statement does not name."""
         late = set(self.engine.trusted) - set(self.plan.assumptions)
