@@ -16,11 +16,11 @@ from privet.audit import Audit, mechanism
 from privet.audit.bounds import GaussianTradeOff
 from privet.clipping import FlatClipping
 from privet.data import Split
-from privet.errors import InputError
+from privet.errors import InputError, PrivetError
 from privet.gradients import Engine
 from privet.methods import svrg
 from privet.noise import GaussianNoise
-from privet.privacy import Event, Gaussian, Ledger, PoissonSampled
+from privet.privacy import Assumed, Event, Gaussian, Ledger, PoissonSampled, Proved
 from privet.sampling import PoissonSampling
 from privet.training import Plan
 
@@ -248,3 +248,24 @@ def test_differences_that_are_clipped_too_little_are_caught(monkeypatch: pytest.
     norms = svrg.Difference.total_squared_norms
     monkeypatch.setattr(svrg.Difference, "total_squared_norms", lambda self: norms(self) / 4)
     assert audited("difference").refuted
+
+
+class Own(nn.Module):
+    """A model of somebody else, whose Python code no self-check has seen."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.last, self.read = nn.Linear(4, 2), read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x / x.abs().mean().item() if self.read else x)
+
+
+def test_a_model_of_your_own_is_assumed_and_one_that_reads_values_is_refused() -> None:
+    def done(model: nn.Module) -> Ledger:
+        return svrg.train(model, torch.optim.SGD(model.parameters(), 0.1), records(), plan(steps=2), seed=0).ledger
+
+    assert done(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).guarantee == Proved()
+    assert done(Own(read=False)).guarantee == Assumed(svrg.UNCHECKED)
+    with pytest.raises(PrivetError, match="`item` reads a value of the records"):
+        done(Own(read=True))

@@ -16,7 +16,7 @@ from privet.errors import InputError, PrivetError
 from privet.gradients.fix import refuse_mixing_modules
 from privet.gradients.knowledge import UnsupportedModelError
 from privet.gradients.marks import MEAN, UNKNOWN, Pass, mark_of, position
-from privet.gradients.operation import MODULE_RULES, OwnRule
+from privet.gradients.operation import Own, OwnRule, rule_for, trusted_rules
 from privet.gradients.packed import Packing, packed_again, packing_of
 from privet.gradients.per_example import PerExampleGradients
 from privet.gradients.recorder import NOT_PUBLIC, Recorder, refuse_other_modes
@@ -100,6 +100,8 @@ class Engine:
         self._explained: list[tuple[str, str, str, int, str]] | None = None
         self._raised: list[Any] = []
         self._packings: list[Packing | None] = []
+        self.trusted: tuple[str, ...] = ()
+        """What is assumed of the rules of other packages that the model uses; known when the engine is attached."""
 
     # --- attaching --------------------------------------------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class Engine:
         if self._handles:
             raise PrivetError("The engine is attached already.")
         refuse_mixing_modules(self.model)
+        self.trusted = trusted_rules(self.model)
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not parameters:
             raise InputError("The model has no parameter that requires a gradient: nothing can be trained.")
@@ -131,7 +134,7 @@ class Engine:
             if type(module).get_extra_state is not nn.Module.get_extra_state
         ]
         for name, module in self.model.named_modules():
-            own = next((MODULE_RULES[c] for c in type(module).__mro__ if c in MODULE_RULES), None)
+            own = rule_for(module)
             before = self._enter_own(name, module) if own else self._enter(name)
             after = self._leave_own(module, own) if own else self._leave()
             if isinstance(module, nn.RNNBase) and not own:
@@ -238,7 +241,8 @@ class Engine:
         gradients = PerExampleGradients(self._recorder, finished, scale)
         grade = "alone" if finished.alone else "assumed" if finished.doubts else "followed"
         self._explained = [
-            (use.module or "(model)", use.kind, use.method, use.kept_bytes(), grade) for use in gradients.uses
+            (use.module or "(model)", use.kind, use.method, use.kept_bytes(), "assumed" if type(use) is Own else grade)
+            for use in gradients.uses
         ]
         # The autograd graph refers to the pass, and lives as long as somebody keeps the loss.
         finished.uses.clear()
@@ -654,10 +658,15 @@ class Engine:
 
     # --- modules with a rule of their own ---------------------------------------------------------------------------
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the batch is one record, whose gradient autograd computes without any rule."""
+        return self._pass is not None and self._pass.alone
+
     def _enter_own(self, name: str, module: nn.Module) -> Callable[..., None]:
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._push(name, (args, kwargs))
-            if self._depth > 0:
+            if self._depth > 0 and not self._is_alone:
                 self._recorder.suspend(module)
 
         return before
@@ -665,7 +674,7 @@ class Engine:
     def _leave_own(self, module: nn.Module, own: OwnRule) -> Callable[..., Any]:
         def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
             try:
-                if self._depth > 0:
+                if self._depth > 0 and not self._is_alone:
                     self._recorder.resume()
                     if isinstance(out, Tensor):
                         return own.record(self._recorder, module, args, out)

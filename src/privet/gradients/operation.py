@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from privet.errors import PrivetError
 from privet.gradients.following import Moved, follow
+from privet.gradients.following.moved import TRUSTED, taken_on_trust
 from privet.gradients.marks import UNKNOWN, position
 from privet.gradients.use import MemoryBudget, Use
 
@@ -98,6 +99,7 @@ def operation(*names: str) -> Callable[[Rule], Rule]:
     """Register a rule for torch operations. It returns the operation's result, recorded with ``op.record``."""
 
     def register(rule: Rule) -> Rule:
+        TRUSTED.update(dict.fromkeys(taken_on_trust(", ".join(names), rule)))
         RULES.update(dict.fromkeys(names, rule))
         return rule
 
@@ -194,6 +196,10 @@ def rule(kind: type[nn.Module]) -> Callable[[PerExample], PerExample]:
 
     The function returns, for every trainable parameter of the module, the gradient of each record's loss: a tensor of
     shape ``(records, *parameter.shape)``. The module's output must be one tensor with the records in front.
+
+    Neither the module nor the rule is followed, so a statement about a model that uses the rule assumes that it is right: the
+    module keeps records apart, and the rule returns each record's own gradient. Register it before `make_private`. With
+    ``isolation="each"`` autograd computes the gradient, and the rule is not used.
     """
 
     def register(per_example: PerExample) -> PerExample:
@@ -203,10 +209,27 @@ def rule(kind: type[nn.Module]) -> Callable[[PerExample], PerExample]:
     return register
 
 
+def rule_for(module: nn.Module) -> OwnRule | None:
+    """The rule that was registered for the class of a module, if any of its parameters is trained."""
+    own = next((MODULE_RULES[kind] for kind in type(module).__mro__ if kind in MODULE_RULES), None)
+    return own if own is not None and any(p.requires_grad for p in module.parameters()) else None
+
+
+def trusted_rules(model: nn.Module) -> tuple[str, ...]:
+    """What a statement about the model assumes: that the rules of other packages, which nobody has proved, are right."""
+    own = filter(None, map(rule_for, model.modules()))
+    return tuple(dict.fromkeys([*TRUSTED, *(text for each in own for text in each.trusted)]))
+
+
 @dataclass(frozen=True)
 class OwnRule:
     name: str
     per_example: PerExample
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """The assumption that the rule is right."""
+        return taken_on_trust(self.name, self.per_example)
 
     def record(self, recorder: Recorder, module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         slots = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -230,8 +253,6 @@ class Own(Use):
         return f"{self.rule.name} (own rule)"
 
     def receive(self, saved: tuple[Tensor, ...], grad: Tensor, budget: MemoryBudget) -> None:
-        from privet.errors import PrivetError
-
         formed = self.rule.per_example(self.owner, saved, grad)
         for name, tensor in self.slots.items():
             expected = (self.records, *tensor.shape)

@@ -19,6 +19,7 @@ from privet.clipping import Clipping, FlatClipping, ScheduledClipping
 from privet.data.owners import Key
 from privet.errors import InputError
 from privet.gradients import Engine
+from privet.gradients.operation import trusted_rules
 from privet.noise import GaussianNoise, Noise
 from privet.privacy import AccountedRun, Budget, DataAccount, Ledger, Relation, Schedule, steps_of, warn_of_delta
 from privet.privacy.data_account import read_stub
@@ -223,13 +224,15 @@ def make_private(
         calibration = Calibration(sampling, noise, budget, ledger)
         steps, noise_multiplier = calibration.solve(steps, noise_multiplier, _stored(run))
         noises = calibration.made(noise_multiplier)
-        # A record that is evaluated alone is collated alone.
-        assumptions = checks.assumptions + (() if isolation == "each" else source.assumptions)
+        # A record that is evaluated alone is collated alone, and its gradient is that of autograd.
+        assumptions = checks.assumptions
+        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+        if isolation != "each":
+            assumptions += source.assumptions + trusted_rules(whole)
         if not fixed_beforehand and _follows_releases(ledger, run):
             assumptions += (PLANNED,)
         plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, size, assumptions)
         paying = _paying(account, run, folder, ledger, plan, undo)
-        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         physical = performance.physical(models[0], source.dataset, views)
         settings: dict[str, Any] = {
             "plan": plan,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -89,9 +89,9 @@ class Plan:
             (self.noise, "adds the noise that its event states"),
         )
         return tuple(
-            f"{type(part).__name__}, which is not part of Privet, {contract}"
+            f"{type(foreign).__name__}, which is not part of Privet, {contract}"
             for part, contract in contracts
-            if not type(part).__module__.startswith("privet.")
+            for foreign in _foreign(part)
         )
 
     def events(self, first: int, end: int) -> Event:
@@ -106,6 +106,17 @@ class Plan:
     def _check(self, what: str, schedule: Schedule) -> None:
         if schedule.steps != self.steps:
             raise InputError(f"The schedule of the {what} has {schedule.steps} steps, and the plan has {self.steps}.")
+
+
+def _foreign(part: Any) -> Iterator[Any]:
+    """The part itself if it is not Privet's own, and otherwise the parts in it that are not: `UserSampling` holds a sampling."""
+    if not type(part).__module__.startswith("privet."):
+        yield part
+    elif is_dataclass(part):
+        values = (getattr(part, each.name) for each in fields(part))
+        for value in values:
+            if isinstance(value, Sampling | Clipping | Noise):
+                yield from _foreign(value)
 
 
 def check_steps(steps: int) -> None:

@@ -328,6 +328,7 @@ class Private:
         with ExitStack() as stack:
             stack.enter_context(self.engine)
             stack.callback(self._forget)
+            self._check_rules()
             tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
             report = StepReport(self)
             self.continue_streams()
@@ -634,6 +635,14 @@ class Private:
             raise InputError(
                 "The parameters of an optimizer were changed after make_private: add parameter groups first, then call "
                 "make_private."
+            )
+
+    def _check_rules(self) -> None:
+        """Raise if the model uses a rule of somebody else that the statement does not name."""
+        late = set(self.engine.trusted) - set(self.plan.assumptions)
+        if late and self._checks.isolation != "each":
+            raise InputError(
+                f"The statement of this run does not say that {min(late)}: register rules before make_private is called."
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from privet.gradients.marks import UNKNOWN, Position, position, stride_at
+from privet.io.registry import plugin_name
 
 Follow = Callable[["Moved"], int]
 """Where the records are in the operation's result: a stride, `SUM`, `MEAN` or `UNKNOWN`."""
@@ -186,11 +187,24 @@ def in_front(moved: Moved, constant: Tensor, at: Position) -> int | None:
     return 0
 
 
+TRUSTED: dict[str, None] = {}
+"""What is assumed of followers and rules for operations that other packages have registered; they hold for every model."""
+
+
+def taken_on_trust(what: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    """The assumption that a function that was registered for `what` is right; none for Privet's own functions."""
+    module = str(function.__module__)
+    if module.startswith("privet."):
+        return ()
+    return (f"the rule for {what}, which {plugin_name(module) or module} registered, is right",)
+
+
 def follows(*names: str, beside: Beside | None = None) -> Callable[[Follow], Follow]:
     """Register a follower for operations of torch; `beside` says how they take constants."""
 
     def register(follow: Follow) -> Follow:
         each = " ".join(names).split()
+        TRUSTED.update(dict.fromkeys(taken_on_trust(", ".join(each), follow)))
         FOLLOWERS.update(dict.fromkeys(each, follow))
         if beside is not None:
             BESIDE.update(dict.fromkeys(each, beside))
