@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import is_not
 from types import TracebackType
 from typing import Any, Literal
 
@@ -97,6 +98,8 @@ class Engine:
         self._buffers: list[tuple[str, nn.Module, str]] = []
         self._extra_modules: list[tuple[str, nn.Module]] = []
         self._extra: dict[str, list[Any]] = {}
+        self._all_modules: list[tuple[str, nn.Module]] = []
+        self._entries: list[tuple[Any, ...]] = []
         self._explained: list[tuple[str, str, str, int, str]] | None = None
         self._raised: list[Any] = []
         self._packings: list[Packing | None] = []
@@ -128,6 +131,7 @@ class Engine:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._all_modules = list(self.model.named_modules())
         self._extra_modules = [
             (name, module)
             for name, module in self.model.named_modules()
@@ -179,7 +183,10 @@ class Engine:
             yield
         finally:
             self._stop()
+            read = self.has_read
             self._pass, self._recorder.current = before
+            if self._recorder.current is not None:
+                self._recorder.current.read = self._recorder.current.read or read
             self._paused = paused
             assert handles is self._handles
             if listening:
@@ -187,6 +194,25 @@ class Engine:
                 self._listen()
 
     _paused = False
+
+    @contextmanager
+    def watching(self, data: set[int | None]) -> Iterator[None]:
+        """Outside of a loop, refuse a backward pass on the memory of the data set, and writing it into the model."""
+        if self._handles or not data:
+            yield
+            return
+        recorder, opened = self._recorder, self._pass
+        self._recorder = Recorder({name: p for name, p in self.model.named_parameters() if p.requires_grad})
+        self._recorder.before_backward = self._look_at_loss  # type: ignore[method-assign]
+        self._recorder.data.update(data)
+        self._pass, self._paused = Pass(1, MemoryBudget(0), trusting=False, public=True, alone=True), True
+        self._recorder.take(self._pass)
+        self._listen()
+        try:
+            yield
+        finally:
+            self._stop()
+            self._recorder, self._pass, self._paused = recorder, opened, False
 
     # --- results ----------------------------------------------------------------------------------------------------
 
@@ -285,9 +311,12 @@ class Engine:
         refuse_other_modes()
         budget = self._new_budget()
         self._open(Pass(records, budget, each, trusting=False, strangers=strangers, assume=assume, alone=alone))
-        self._recorder.guard(guarded)
+        frozen = [(name, p) for name, p in self.model.named_parameters() if not p.requires_grad]
+        self._recorder.guard((*guarded, *frozen))
         self._recorder.watch((name, module._buffers[key]) for name, module, key in self._buffers)  # type: ignore[misc]
-        self._extra = self._extra_state()
+        self._extra, self._entries = self._extra_state(), self._held()
+        self.refuse_records_in((f"'{name}'", tensor) for name, tensor in (*frozen, *self.model.named_buffers()))
+        self._recorder.copy_exposed()
         assert self._pass is not None
         self._pass.escaped = unseen
         self._recorder.hand_out(self._pass, batch)
@@ -625,7 +654,9 @@ class Engine:
                 )
 
     def refuse_changed_buffers(self) -> None:
-        """Raise if a forward pass over records has changed a buffer: buffers are released as they are."""
+        """Raise if a forward pass over records has changed a buffer, or what the model consists of: both are released as they are.
+        """
+        self._recorder.refuse_unseen_writes()
         for name, module, key in self._buffers:
             buffer = module._buffers.get(key)
             if buffer is None or self._recorder.is_changed(buffer):
@@ -634,12 +665,35 @@ class Engine:
                     f"The buffer '{where}' was changed while a private batch was out, outside the clipped gradient. Keep "
                     f"statistics of records out of the model; change buffers inside private.paused()."
                 )
+        for (name, _), before, now in zip(self._all_modules, self._entries, self._held(), strict=True):
+            if any(len(a) != len(b) or any(map(is_not, a, b)) for a, b in zip(before, now, strict=True)):
+                raise UnsupportedModelError(
+                    f"A parameter, buffer or module was added to or replaced in {f'module {name!r}' if name else 'the model'} while a "
+                    f"private batch was out. It is released with the model, and may hold records: change the model before "
+                    f"make_private, and keep what depends on records elsewhere."
+                )
         for name, state in self._extra_state().items():
             if state != self._extra.get(name):
                 raise UnsupportedModelError(
                     f"The extra state of module '{name}' was changed while a private batch was out, outside the clipped "
                     f"gradient. Keep statistics of records out of the model."
                 )
+
+    def _held(self) -> list[tuple[Any, ...]]:
+        """The parameters, buffers and children of each module."""
+        return [
+            (tuple(m._parameters.values()), tuple(m._buffers.values()), tuple(m._modules.values()))
+            for _, m in self._all_modules
+        ]
+
+    def copy_exposed(self) -> None:
+        """The optimizer has changed the parameters: from now on, only torch may."""
+        self._recorder.copy_exposed()
+
+    @property
+    def has_read(self) -> bool:
+        """Whether the body of the loop has read a value of the records of the last batch."""
+        return self._recorder.current is not None and self._recorder.current.read
 
     def _extra_state(self) -> dict[str, list[Any]]:
         """What modules add to the ``state_dict`` with a ``get_extra_state`` of their own; tensors as shape, sum and squares."""

@@ -10,6 +10,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from privet.errors import PrivetError
 from privet.gradients.marks import (
@@ -62,6 +63,11 @@ def _share_memory(one: Tensor, other: Tensor) -> bool:
     return one.layout is torch.strided and one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written into; -1 in inference mode, where torch does not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 class UnsupportedModelError(PrivetError):
     """Per-example gradients of this model cannot be computed; the message names the module and a way out."""
 
@@ -74,6 +80,9 @@ class Knowledge:
         self.parameters = parameters
         self._names = {id(p): name for name, p in parameters.items()}
         self._guarded: dict[int, str] = {}
+        self._owners: dict[int, Tensor] = {}
+        self._beside: dict[int, str] = {}
+        """The names of guarded tensors that are not trained, by id."""
         self.guard(())
         self.data: set[int | None] = set()
         """The memory of the data set."""
@@ -90,7 +99,12 @@ class Knowledge:
         self.frozen: dict[int, Tensor] = {}
         """The model's parameters that are not trained, by their memory."""
         self._constants: dict[int, ref[Tensor]] = {}
-        self._written: dict[int, Tensor] = {}
+        self._written: dict[int, StorageWeakRef] = {}
+        """Memory that records were written into, as long as anybody holds it."""
+        self._exposed: dict[int, tuple[str, Tensor]] = {}
+        """Tensors of the model and its optimizers whose memory was shown to others than torch, with their names."""
+        self._copies: dict[int, tuple[int, Tensor]] = {}
+        """Versions and values of these tensors, for `refuse_unseen_writes`."""
         self._versions: dict[int, int] = {}
         self.saved: dict[int, tuple[Tensor, Tensor]] = {}
         """Constants that a rehearsal has written into, with their previous values."""
@@ -195,10 +209,16 @@ class Knowledge:
 
     def _if_customized(self, tensor: Tensor, mark: Mark) -> Mark:
         """The mark of a result of a custom ``autograd.Function``, whose backward pass is not followed."""
-        node = tensor.grad_fn
-        if node is None or not is_custom(type(node)) or self.current is None or mark.why or self.current.alone:
+        if self.current is None or mark.why or self.current.alone:
             return mark
-        name = type(node).__name__.removesuffix("Backward")
+        root = tensor._base
+        node, whole = tensor.grad_fn, tensor.grad_fn if root is None else root.grad_fn
+        if node is None:
+            return mark
+        hidden = type(whole).__name__ == "CopySlices" and all(whole is not each for each in self.current.copied)
+        if not hidden and not is_custom(type(node)):
+            return mark
+        name = "that has written into a part of a tensor" if hidden else type(node).__name__.removesuffix("Backward")
         why = f"the backward pass of the autograd.Function {name} is not followed"
         if name == "CheckpointFunction":
             why = (
@@ -295,7 +315,7 @@ class Knowledge:
     def hand_out(self, current: Pass, batch: Iterable[tuple[Tensor, int | None]]) -> None:
         """Mark the tensors of a batch, each given with the dimension that holds its records, with `ROWS` or `STARTS`, or None."""
         self.take(current)
-        self._written = {key: tensor for key, tensor in self._written.items() if self._is_constant(tensor)}
+        self._written = {key: memory for key, memory in self._written.items() if not memory.expired()}
         for tensor, dim in batch:
             if current.alone:  # all of the batch is made of one record, whatever its shape
                 set_mark(tensor, Mark(current.token, 0))
@@ -320,13 +340,17 @@ class Knowledge:
 
     def guard(self, others: Iterable[tuple[str, Tensor]]) -> None:
         """Guard the parameters, and other tensors with their names: records must not change them."""
+        others = tuple(others)
         named = (*self.parameters.items(), *others)
         self._guarded = {t.untyped_storage()._cdata: name for name, t in named if t.layout is torch.strided}
+        self._beside = {id(t): name for name, t in others}
+        self._owners = {t.untyped_storage()._cdata: t for _, t in named if t.layout is torch.strided}
 
     def watch(self, buffers: Iterable[tuple[str, Tensor]]) -> None:
         """Guard buffers of the model, which records must not change."""
         for name, buffer in buffers:
             self._guarded[buffer.untyped_storage()._cdata] = name
+            self._owners[buffer.untyped_storage()._cdata] = buffer
             self._versions[id(buffer)] = buffer._version
             self.know([buffer])
 
@@ -336,6 +360,7 @@ class Knowledge:
 
     def _refuse_guarded(self, written: Tensor, why: str = "") -> None:
         name = self._guarded.get(written.untyped_storage()._cdata) or self._names.get(id(written))
+        name = name or self._beside.get(id(written))
         if name is None and self.current is not None and self.current.alone:
             owners = (
                 key for key, p in self.parameters.items() if p.grad is not None and _share_memory(p.grad, written)
@@ -347,6 +372,34 @@ class Knowledge:
                 f"'{name}' is changed by the records, outside the clipped gradient{because}. Keep statistics of records out "
                 f"of the model, or put the module that keeps them in eval mode"
             )
+
+    def _expose(self, tensor: Tensor) -> None:
+        """Note that the memory of a tensor was shown to others than torch, who can write into it without being seen."""
+        memory = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+        if memory in self._guarded and memory not in self._exposed:
+            owner = self._owners[memory]
+            self._exposed[memory] = (self._guarded[memory], owner)
+            self._copy(owner)
+
+    def copy_exposed(self) -> None:
+        """Keep the values of exposed tensors until `refuse_unseen_writes`."""
+        for _, tensor in self._exposed.values():
+            self._copy(tensor)
+
+    def _copy(self, tensor: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            self._copies[id(tensor)] = (version_of(tensor), tensor.detach().clone())
+
+    def refuse_unseen_writes(self) -> None:
+        """Raise if an exposed tensor has other values, and torch has not written into it."""
+        with torch._C.DisableTorchFunction():
+            for name, tensor in self._exposed.values():
+                version, value = self._copies[id(tensor)]
+                if version == version_of(tensor) and not torch.equal(value.nan_to_num(), tensor.nan_to_num()):
+                    raise UnsupportedModelError(
+                        f"'{name}' was written into past torch, for instance through its NumPy array, while a private batch was "
+                        f"out: such a write is not followed, and may hold records. Write with operations of torch."
+                    )
 
     def _where(self) -> str:
         module = f" in module '{self.module}'" if self.module else ""

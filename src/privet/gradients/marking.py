@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from privet.gradients.following import (
     Moved,
@@ -240,12 +241,16 @@ class Marking(Knowledge):
         """Note that everything that shares memory with a tensor now holds records."""
         assert self.current is not None
         if not self.current.trusting:
-            self._written[tensor.untyped_storage()._cdata] = tensor
+            storage = tensor.untyped_storage()
+            self._written[storage._cdata] = StorageWeakRef(storage)
             if doubt:
                 self.current.tainted[tensor.untyped_storage()._cdata] = doubt
                 if tensor.untyped_storage()._cdata in self.current.aliased:
                     self.current.overwritten = doubt
         base = tensor._base
+        made = tensor.grad_fn if base is None else base.grad_fn
+        if made is not None:
+            self.current.copied.append(made)
         if base is not None:
             mark = mark_of(base)
             if mark is None or not self._is_current(mark) or stride < 0 or mark.stride is None:

@@ -11,6 +11,7 @@ becomes a loss; then the engine refuses, because a wrong guess would clip the wr
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -118,8 +119,20 @@ class Mark:
     def __deepcopy__(self, memo: object) -> Mark:
         return self
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # a tensor in a file has no mark
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()  # a tensor in a file has no mark; ``torch.load`` accepts this with weights_only=True
+
+
+_STARTS = "_privet_starts"
+
+
+def set_starts(tensor: Tensor) -> None:
+    """State that a tensor holds the places where the records begin, in the order of the records."""
+    setattr(tensor, _STARTS, True)
+
+
+def are_starts(tensor: Tensor) -> bool:
+    return getattr(tensor, _STARTS, False)
 
 
 FREE = Mark(None, None)
@@ -133,7 +146,8 @@ RANDOM_ROWS = Mark(None, None)
 def mark_of(tensor: Tensor) -> Mark | None:
     """The mark of a tensor. It is an attribute, because every operation of the forward pass asks for it; a dictionary with weak
     keys takes twenty times as long."""
-    return getattr(tensor, _MARK, None)
+    found = getattr(tensor, _MARK, None)
+    return found if type(found) is Mark else None
 
 
 def set_mark(tensor: Tensor, mark: Mark) -> None:
@@ -201,6 +215,10 @@ class Pass:
     """Why what the backward pass uses may mix records, although the loss does not: it was overwritten through such a name."""
     tainted: dict[int, str] = field(default_factory=dict)
     """Memory in which a write may have mixed records, and why."""
+    copied: list[Any] = field(default_factory=list)
+    """Nodes of the autograd graph that followed writes into parts of tensors have made."""
+    read: bool = False
+    """Whether the body of the loop has read a value of the records, before or after the loss."""
     doubts: dict[str, None] = field(default_factory=dict)
     """Why records may have been mixed, in a pass that goes on in spite of that."""
 

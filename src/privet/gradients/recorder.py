@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from privet.errors import PrivetError
 from privet.gradients import packed
 from privet.gradients.following import is_known
-from privet.gradients.knowledge import RAGGED, UnsupportedModelError, is_called_by
+from privet.gradients.knowledge import RAGGED, UnsupportedModelError, version_of, is_called_by
 from privet.gradients.marking import Marking
 from privet.gradients.marks import (
     FREE,
@@ -39,6 +39,7 @@ from privet.gradients.marks import (
 from privet.gradients.operation import REFUSED, RULES, Operation, Receive, copies, tap
 from privet.gradients.substitutes import (
     LOSSES,
+    NAN_INSTEAD,
     WITHOUT_RAISING,
     answer,
     as_linear,
@@ -53,20 +54,31 @@ from privet.gradients.vocabulary import (
     CONSTANTS,
     DROPOUTS,
     ESCAPES,
+    EXPOSING,
+    FROM_OUTSIDE,
     HOOKING,
     LIKE_ANOTHER,
     SILENT,
     SIZES,
     TAKEN_APART,
+    UNINITIALIZED,
     is_dispatching,
+    is_from_outside,
     is_plain,
     is_silent_getter,
     name_of_function,
+    tells_numbers,
     tensors_in,
     unguarded,
     written_by,
 )
 
+OUTSIDE = (
+    "it uses a tensor that was made of a NumPy array or of other memory while a batch was out, which may hold records: create "
+    "constants before the first loop"
+)
+TELLING_NOTHING = frozenset("type _fused_sdp_choice _use_cudnn_ctc_loss _has_compatible_shallow_copy_type".split())
+"""Operations that return a number or text that no value of the records decides."""
 NOT_PUBLIC = (
     "private.public(function) was given a private batch, or something computed from one: in the function, nothing may come "
     "from a record."
@@ -216,9 +228,16 @@ class Recorder(Marking, TorchFunctionMode):
     def _differentiated(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], roots: Any
     ) -> Any:
-        """Gradients of records depend on records. Outside a private pass, a tensor without a mark would count as public."""
-        out = func(*args, **kwargs)
+        """Gradients of records depend on records. Outside a private pass, a tensor without a mark would count as public.
+
+        In the backward pass of a record that is evaluated alone, hooks are listened to: they must not use earlier records.
+        """
         current = self.current
+        if current is None or not current.alone or current.public or torch._C._current_graph_task_id() != -1:
+            out = func(*args, **kwargs)
+        else:
+            with self:
+                out = (unguarded(func) if isinstance(func, FunctionType) else func)(*args, **kwargs)
         if current is not None and current.public and any(self.stride(root) is not None for root in tensors_in(roots)):
             for tensor in tensors_in(out):
                 set_mark(tensor, current.unknown("it is a gradient of records"))
@@ -260,6 +279,8 @@ class Recorder(Marking, TorchFunctionMode):
             known.append((tensor, mark))
             batched = batched or mark is not None
             tracked = tracked or self.tracks(tensor)
+        if self.current.alone and batched and torch._C._current_graph_task_id() != -1:
+            self._refuse_earlier(tensors)
         if name == "grad" and tracked:
             if is_called_by(SCALER):
                 return args[0].new_empty(0)  # it looks for overflows, of which a private gradient has none
@@ -304,11 +325,11 @@ class Recorder(Marking, TorchFunctionMode):
             return self._let_out(name, func, args, kwargs)
         if self.still and name in DROPOUTS:
             return args[0] if args else kwargs["input"]
-        if isinstance(func, FunctionType) and name in LOSSES and not alone:
-            out = LOSSES[name](self, args, kwargs)
+        if isinstance(func, FunctionType) and (name in NAN_INSTEAD or (name in LOSSES and not alone)):
+            out = (NAN_INSTEAD if name in NAN_INSTEAD else LOSSES)[name](self, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if name in WITHOUT_RAISING and not alone and "out" not in kwargs:
+        if name in WITHOUT_RAISING and "out" not in kwargs:
             with self:
                 return WITHOUT_RAISING[name](*args, **kwargs)
         combines = tracked and torch.is_grad_enabled() and not alone
@@ -327,15 +348,17 @@ class Recorder(Marking, TorchFunctionMode):
             if not self.current.trusting:
                 known = [(_before(t, mark) if t is written else t, mark) for t, mark in known]
         if not combines:
-            versions = [_version(tensor) for tensor in tensors]
+            versions = [version_of(tensor) for tensor in tensors]
             out = func(*args, **kwargs)
             for tensor, version in zip(tensors, versions, strict=True):
-                if _version(tensor) != version and tensor is not written:
+                if version_of(tensor) != version and tensor is not written:
                     if tensor is out:  # F.relu(x, inplace=True)
                         self._refuse_guarded(tensor)
                         written = tensor
                     else:
                         self._note_hidden_writing(name, tensor)
+            if not alone and tells_numbers(out) and name not in TELLING_NOTHING:
+                self._note_escape(name)
         else:
             self._refuse_penalty(known)
             operation = Operation(self, name, func, args, kwargs)
@@ -412,7 +435,21 @@ class Recorder(Marking, TorchFunctionMode):
                     self._refuse_guarded(written, self.current.escaped)
         if name == "data":
             self.current.aliased.add(tensors[0].untyped_storage()._cdata)
+        if name in EXPOSING and tensors:
+            self._expose(tensors[0])
         out = func(*args, **kwargs)
+        if self._exposed:
+            changed = written_by(name, func, args, kwargs)
+            if changed is not None and changed.untyped_storage()._cdata in self._exposed:
+                self.copy_exposed()  # torch wrote, without records
+        if self.current_trusts():
+            pass
+        elif name in UNINITIALIZED and isinstance(out, Tensor):
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                out.zero_()  # what was left in the memory may be values of records
+        elif name in FROM_OUTSIDE and not self.current.public and is_from_outside((args, *kwargs.values())):
+            set_mark(out, self.current.unknown(OUTSIDE))
+            return out
         if tracked and torch.is_grad_enabled() and name not in CONSTANTS:
             self._note_derived(name, tensors, out)
         elif not self.current_trusts() and not self.current.public:
@@ -449,6 +486,7 @@ class Recorder(Marking, TorchFunctionMode):
         """Handle an operation that turns values of the records into Python numbers, or hooks a function to their gradient."""
         assert self.current is not None
         if self.current.alone:
+            self.current.read = self.current.read or name in ESCAPES
             return func(*args, **kwargs)
         if name == "__bool__" and (answered := answer()) is not None:
             return answered
@@ -457,15 +495,30 @@ class Recorder(Marking, TorchFunctionMode):
             if name == "grad_fn" and (asked_here or not args[0].requires_grad or is_called_by("torch._tensor")):
                 return func(*args, **kwargs)
             set_mark(args[0], self.current.unknown("a hook on a tensor of the records may change their gradients"))
-        elif not self.current.escaped and not self.current.trusting:
-            self.current.escaped = (
+        else:
+            self._note_escape(name)
+        return func(*args, **kwargs)
+
+    def _note_escape(self, name: str) -> None:
+        """Note that an operation has turned values of the records into Python numbers."""
+        current = self.current
+        assert current is not None
+        current.read = True
+        if not current.escaped and not current.trusting:
+            current.escaped = (
                 VALIDATED
                 if is_called_by("torch.distributions")
                 else f"`{name.strip('_')}` reads a value of the records{self._where()}, and the loss is computed after it"
             )
             if self.repeating:
-                raise self.refusal(self.current.escaped)
-        return func(*args, **kwargs)
+                raise self.refusal(current.escaped)
+
+    def _refuse_earlier(self, tensors: list[Tensor]) -> None:
+        """Refuse tensors of earlier records in the backward pass of a record that is evaluated alone."""
+        for tensor in tensors:
+            mark = mark_of(tensor)
+            if mark is not None and mark.stride is not None and not self._is_current(mark):
+                raise self.refusal("a tensor of an earlier batch is used in the backward pass, for instance by a hook")
 
     def _refuse_trained_elsewhere(self, known: list[tuple[Tensor, Mark | None]]) -> None:
         """Refuse a trainable tensor that the plan does not know: it would get the raw gradient of the records."""
@@ -535,11 +588,6 @@ def refuse_other_modes() -> None:
 
 def _is_of_torch(thing: Any) -> bool:
     return str(getattr(thing, "__module__", "")).startswith("torch.")
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was written into; -1 in inference mode, where torch does not count."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _before(written: Tensor, mark: Mark | None) -> Tensor:

@@ -26,6 +26,7 @@ from privet.gradients.marks import (
     canonical,
     position,
     set_mark,
+    set_starts,
     stride_at,
 )
 from privet.gradients.operation import Operation
@@ -38,6 +39,7 @@ Loss = Callable[["Recorder", tuple[Any, ...], dict[str, Any]], Any]
 
 _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 _GAUSSIAN = ("input", "target", "var", "full", "eps", "reduction")
+_BINARY = ("input", "target", "weight", "size_average", "reduce", "reduction")
 _KL_DIV = ("input", "target", "size_average", "reduce", "reduction", "log_target")
 
 
@@ -173,6 +175,21 @@ def gaussian_nll_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[st
         return each if reduction == "none" else getattr(each, reduction)()
 
 
+def binary_cross_entropy(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch raises if a probability or a target lies outside [0, 1] or is no number. Here the loss of that record is NaN."""
+    given = _arguments(_BINARY, args, kwargs)
+    scores, target, reduction = given["input"], given["target"], given["reduction"]
+    stated = given.get("size_average") is not None or given.get("reduce") is not None
+    if stated or reduction not in ("none", "mean", "sum") or scores.shape != target.shape:
+        return NotImplemented
+    with recorder:
+        valid = (scores >= 0) & (scores <= 1) & (target >= 0) & (target <= 1)
+        half = [torch.where(valid, tensor, 0.5) for tensor in (scores, target)]
+        each = functional.binary_cross_entropy(*half, given.get("weight"), reduction="none")
+        each = each * torch.where(valid, 1.0, math.nan)
+        return each if reduction == "none" else getattr(each, reduction)()
+
+
 def l1_loss(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Refuse the weight of ``F.l1_loss``: torch 2.13 does not pass it to a mode, so it is looked up in the caller's frame."""
     frame = sys._getframe(1)
@@ -188,9 +205,13 @@ LOSSES: dict[str, Loss] = {
     "nll_loss": nll_loss,
     "kl_div": kl_div,
     "l1_loss": l1_loss,
-    "gaussian_nll_loss": gaussian_nll_loss,
 }
 """Losses that are computed here, by the name of their function in ``torch.nn.functional``."""
+NAN_INSTEAD: dict[str, Loss] = {
+    "binary_cross_entropy": binary_cross_entropy,
+    "gaussian_nll_loss": gaussian_nll_loss,
+}
+"""Losses of which one record could end the run."""
 
 
 # --- linear algebra that raises if a matrix is singular, so that one record could end the run ------------------------
@@ -303,6 +324,7 @@ def bags_of_records(
     if len(starts) != current.records * current.each:
         return None
     set_mark(words, FREE)
+    set_starts(starts)
     for tensor in (starts, token_weights):
         if tensor is not None:
             set_mark(tensor, Mark(current.token, current.each))

@@ -7,6 +7,7 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch._ops import OpOverloadPacket
@@ -33,10 +34,16 @@ LIKE_ANOTHER = frozenset("view_as reshape_as expand_as type_as to".split())
 """Operations that use the values of the first argument, and only the shape or dtype of others."""
 ESCAPES = frozenset(
     "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy __array__ __contains__ equal allclose is_nonzero "
-    "__dlpack__ __reduce_ex__ __repr__ __str__ __format__ untyped_storage storage data_ptr".split()
+    "__dlpack__ __reduce_ex__ __repr__ __str__ __format__ untyped_storage storage data_ptr apply_ map_ map2_".split()
 )
-"""Operations that turn values of a tensor into Python numbers or text, which cannot be followed."""
-HOOKING = frozenset({"register_hook", "grad_fn"})
+"""Operations that turn values of a tensor into Python numbers or text, or show them to a Python function: they cannot be followed."""
+EXPOSING = frozenset("numpy __array__ __dlpack__ untyped_storage storage data_ptr".split())
+"""Of these, the ones that show the memory of a tensor, so that others than torch can write into it."""
+UNINITIALIZED = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
+"""Operations whose result holds what was left in the memory: perhaps values of records."""
+FROM_OUTSIDE = frozenset("tensor as_tensor asarray frombuffer new_tensor".split())
+"""Operations that make a tensor of Python numbers, or of memory that is not torch's."""
+HOOKING = frozenset({"register_hook", "grad_fn", "_backward_hooks_", "_post_accumulate_grad_hooks_"})
 """Ways to a hook on the gradient of a tensor: its node in the autograd graph takes hooks, too."""
 DRAWING = frozenset(
     "rand randn randint rand_like randn_like randint_like uniform_ normal_ exponential_ random_ cauchy_ log_normal_ "
@@ -48,7 +55,7 @@ DRAWING_FROM = frozenset("normal bernoulli poisson bernoulli_ dropout".split())
 DIVIDING = frozenset("div divide true_divide __truediv__ __itruediv__ div_ divide_ true_divide_".split())
 MULTIPLYING = frozenset("mul multiply __mul__ __rmul__ __imul__ mul_ multiply_".split())
 _GETTERS_THAT_MOVE = frozenset({"T", "mT", "mH", "H", "real", "imag", "data", "grad", "grad_fn"})
-_SETTERS_THAT_WRITE = frozenset({"data_", "grad_"})
+_SILENT_SETTERS = frozenset({"requires_grad_", "names_"})
 TAKEN_APART = frozenset(
     "unfold fold mse_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
     "margin_ranking_loss hinge_embedding_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss multi_margin_loss "
@@ -76,7 +83,7 @@ def is_silent_getter(func: Callable[..., Any], name: str) -> bool:
     kind = func.__name__
     if kind == "__get__":
         return name not in _GETTERS_THAT_MOVE
-    return kind == "__set__" and name not in _SETTERS_THAT_WRITE
+    return kind == "__set__" and name in _SILENT_SETTERS
 
 
 @cache
@@ -119,6 +126,21 @@ _WRITING = frozenset(
 
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
 """Types that are not tensors and contain none. They are checked first, because ``isinstance(1, Tensor)`` is slow."""
+
+
+_NUMBERS = frozenset({int, float, bool, complex, str, bytes})
+
+
+def tells_numbers(value: Any) -> bool:
+    """Whether a result holds a Python number or text."""
+    return type(value) in _NUMBERS or (type(value) in (tuple, list) and any(map(tells_numbers, value)))
+
+
+def is_from_outside(value: Any) -> bool:
+    """Whether a value holds an array or a block of memory that is not torch's."""
+    if isinstance(value, (tuple, list)):
+        return any(map(is_from_outside, value))
+    return isinstance(value, (numpy.ndarray, memoryview, bytearray, bytes))
 
 
 def tensors_in(value: Any) -> list[Tensor]:

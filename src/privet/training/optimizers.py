@@ -72,6 +72,12 @@ def check_last_hook(optimizer: Optimizer) -> None:
         )
 
 
+def is_known_to_step(optimizer: Optimizer) -> bool:
+    """Whether a step runs code of torch and of this library only."""
+    own = str(type(optimizer).step.__module__).startswith(("torch.optim.", "privet."))
+    return own and len(optimizer._optimizer_step_post_hooks) == 1
+
+
 def unguard(optimizers: Iterable[Optimizer]) -> None:
     """Remove the hooks of `guard`."""
     for optimizer in optimizers:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
-from privet.gradients.marks import mark_of
+from privet.gradients.marks import FREE, mark_of, set_mark
 from privet.io import write_whole
 from privet.io.names import LOOP
 from privet.privacy import AccountedRun, Event, Spent
@@ -34,6 +34,7 @@ from privet.training.optimizers import (
     check_last_hook,
     check_optimizers,
     guard,
+    is_known_to_step,
     release,
     unguard,
 )
@@ -105,6 +106,8 @@ class Private:
         self._surroundings: Surroundings | None = None
         self._void = False
         """Whether the body has skipped the batch that it was given."""
+        self._seed = 0
+        """The seed of torch's generator when the batch was handed out."""
         self.stream: Tensor | None = None
         self.torch_state: Tensor | None = None
         self._paused = False
@@ -187,7 +190,7 @@ class Private:
 
         Gradients that the model's parameters get inside are deleted afterward.
         """
-        with self.engine.paused():
+        with self.engine.paused(), self.engine.watching(self._memory_of_data()):
             kept = {name: p.grad for name, p in self._parameters.items()}
             self._set_gradients({})
             self._paused = True
@@ -372,7 +375,7 @@ class Private:
             return  # the statement then assumes that no other tensor holds records
         if self._surroundings is None:
             self._surroundings = Surroundings.now(self.optimizers)
-            data = {_memory(tensor) for tensor in self._records.own_tensors()} - {None}
+            data = self._memory_of_data()
             self._constants = [
                 tensor
                 for tensor in self._surroundings.tensors
@@ -381,8 +384,12 @@ class Private:
             self._data = data
         self.engine.know(self._constants, self._data)
 
+    def _memory_of_data(self) -> set[int | None]:
+        return {_memory(tensor) for tensor in self._records.own_tensors()} - {None}
+
     def _hand_out(self, batch: Any, records: int, each: int) -> None:
         self._check_parameters()
+        self._seed = torch.initial_seed()
         alone, assume = self._checks.isolation == "each", self._checks.isolation == "assume"
         dims, strangers, unseen = self._records.dims(batch), not self._checks.self_check, other_parts(batch)
         self._records.check_rows(dims, records * each)
@@ -528,8 +535,9 @@ class Private:
                 "The gradient of a parameter was replaced between the steps of two optimizers: change parameter.grad in place, "
                 "or step all optimizers first."
             )
-        self.engine.set_quiet(True)
         self._waiting.discard(optimizer)
+        # torch's own optimizers use their gradients and nothing else. Other code may use records, and is listened to.
+        self.engine.set_quiet(is_known_to_step(optimizer))
 
     def _use(self, part: PhysicalBatch, gradients: PerExampleGradients) -> None:
         """Add the clipped gradients of a physical batch to the sum, and after the last one release the step's gradient."""
@@ -563,6 +571,7 @@ class Private:
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.engine.set_quiet(False)
+        self.engine.copy_exposed()
         if self._rehearsal is not None:
             return
         if self._paused or self._waiting or self._part is None or not self._part.last:
@@ -589,6 +598,11 @@ class Private:
     def _set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)
+            if parameter.grad is not None:
+                set_mark(parameter.grad, FREE)  # released: it may be used in any way
+        for _, tensor in self._kept_beside_the_model():
+            if mark_of(tensor) is None:
+                set_mark(tensor, FREE)
 
     def _forget(self) -> None:
         """End the loop: discard an unused batch, whose gradients are in the engine, and detach the engine."""
@@ -615,6 +629,11 @@ class Private:
             )
         self.engine.refuse_changed_buffers()
         self.engine.refuse_records_in(self._kept_beside_the_model())
+        if torch.initial_seed() != self._seed and self.engine.has_read:
+            raise PrivetError(
+                "torch's random generator was seeded in a body that reads values of the records: a seed that depends on a record "
+                "shows in every later step. Seed it before the loop."
+            )
         if self._waiting:
             raise PrivetError(
                 f"{len(self._waiting)} of {len(self.optimizers)} optimizers did not step on a batch: call each once."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from privet.gradients.following.moved import BESIDE, Moved, along, by_broadcasting, follow, follows, is_along, place
-from privet.gradients.marks import UNKNOWN, Position, position, stride_at
+from privet.gradients.marks import UNKNOWN, Position, are_starts, position, stride_at
 
 
 def _is_beside_a_range(moved: Moved, constant: Tensor) -> bool:
@@ -207,7 +207,8 @@ def _bags(moved: Moved) -> int:
         return UNKNOWN  # per_sample_weights, one for each token
     for tensor, stride in moved.tensors:
         if tensor is offsets and stride is not None:
-            at = position(offsets.shape, stride, moved.records)
+            # A bag ends where the next one begins: values of records as offsets would let others decide that.
+            at = position(offsets.shape, stride, moved.records) if are_starts(offsets) else None
             return UNKNOWN if at is None or len(offsets) != bags else stride_at(moved.out.shape, 0, at.inner)
     at, length = moved.at, tokens.numel() // max(bags, 1)
     if at is None or moved.source is not tokens or length == 0 or tokens.numel() != bags * length:
