@@ -18,6 +18,7 @@ from privet.attacks.result import settings_in
 from privet.audit import Audit, RunPlan, recorded
 from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
+from privet.io import check_inside
 from privet.io.names import LOOP, PAGE, RECORD
 from privet.methods import ledger_audits
 from privet.methods.method import METHODS, Method, Power, Ran, TrainedModel, with_settings
@@ -62,15 +63,17 @@ def audit_run(
     that it had finished, if it is called with the same power; with `resume`, one that the same command has finished is not
     made again.
     """
-    with _opened(folder), kept_in(folder, "audit", power, model):
+    with alone_with(folder), kept_in(folder, "audit", power, model):
         made = tuple(one for one in read_run(folder).audits if resume and _same(one.command, command))
         return made or _audited(folder, power or Power(), model, command, progress)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[None]:
+def alone_with(folder: Path) -> Iterator[None]:
     """The folder of a finished run, for this process alone."""
-    if not (folder / LOOP).exists():
+    if (folder / LOOP).exists():
+        check_inside(folder)
+    else:
         RunRecord.read(folder)  # refused if there is none, or if it is damaged
     with alone_in(folder):
         yield
@@ -219,7 +222,7 @@ def attack_run(
     Returns the results, the page, and for synthetic data how close it comes to the records. An attack that was stopped goes on
     with its shadow models; with `resume`, attacks that the same command has finished are not made again.
     """
-    with _opened(folder):
+    with alone_with(folder):
         made = [one for one in read_run(folder).attacks if resume and _same(one.command, command)]
         left = [each for each in attacks if not any(_made(each, one) for one in made)]
         found, page, said = _attacked(folder, left, dataset, model, command, progress)
