@@ -181,6 +181,34 @@ def test_two_processes_on_one_folder_are_refused(run: Path, verb: str) -> None:
     assert not (run / "lock").exists()
 
 
+@pytest.mark.parametrize(
+    "line", ["report {run}", "report {run} --contact x", "attack {run} --attack inversion", "budget charge a --run {run}"]
+)
+def test_verbs_that_only_write_to_a_run_wait_for_nobody_and_change_nothing(
+    run: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PRIVET_ACCOUNTS", "PRIVET_STATE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    opened = CliRunner().invoke(app, ["budget", "open", "a", "--epsilon", "8", "--delta", "1e-5"])
+    assert opened.exit_code == 0, opened.output
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with alone_in(run):
+        refused = CliRunner().invoke(app, line.format(run=run).split())
+    assert refused.exit_code == 1 and "being continued by another process" in refused.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    done = CliRunner().invoke(app, line.format(run=run).split())
+    assert done.exit_code == 0, done.output + done.stderr
+
+
+def test_the_report_of_a_comparison_is_refused_while_it_runs(tmp_path: Path) -> None:
+    out = tmp_path / "old"
+    shutil.copytree(Path(__file__).parents[1] / "made_by_0_1_0" / "compare", out)
+    with alone_in(out):
+        refused = CliRunner().invoke(app, ["report", str(out)])
+    assert refused.exit_code == 1 and "being continued by another process" in refused.stderr
+    assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
+
+
 def test_a_run_whose_folder_is_deleted_does_not_come_back(tmp_path: Path) -> None:
     """Also after the training, when nothing is written to the ledger any more."""
     out = tmp_path / "run"
