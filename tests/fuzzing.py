@@ -14,7 +14,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -435,18 +435,20 @@ def spoil(folder: Path, draw: random.Random) -> str:
     if way < 6 and parsed:
         record = folder / "record.json"
         path = record if record in parsed and draw.random() < 0.7 else draw.choice(parsed)
-        path.write_bytes(text_of(changed(json.loads(path.read_bytes()), draw)))
+        with suppress(ValueError, RecursionError):  # it was spoiled before
+            path.write_bytes(text_of(changed(json.loads(path.read_bytes()), draw)))
         return f"{path.name} changed"
     if way < 8 and (folder / "ledger.jsonl").exists():
-        lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_bytes().splitlines()]
-        for line in lines:
-            line.pop("hash", None)
-        (folder / "ledger.jsonl").write_bytes(chained_ledger(changed(lines, draw)))
-        record = folder / "record.json"
-        if record.exists() and draw.random() < 0.9:  # somebody who forges a ledger forges the record's head, too
-            plain = json.loads(record.read_bytes())
-            plain["ledger_head"] = ""
-            record.write_bytes(text_of(plain))
+        with suppress(ValueError, RecursionError, AttributeError, TypeError):  # they were spoiled before
+            lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_bytes().splitlines()]
+            for line in lines:
+                line.pop("hash", None)
+            (folder / "ledger.jsonl").write_bytes(chained_ledger(changed(lines, draw)))
+            record = folder / "record.json"
+            if record.exists() and draw.random() < 0.9:  # somebody who forges a ledger forges the record's head, too
+                plain = json.loads(record.read_bytes())
+                plain["ledger_head"] = ""
+                record.write_bytes(text_of(plain))
         return "a forged ledger"
     path = draw.choice(files)
     if way == 8:

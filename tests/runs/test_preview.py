@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from privet import data
 from privet.cli import app
 from privet.methods import DataSpec
 from privet.runs import preview
+from tests.runs.small import run_small
 
 SCHEMA = {"label": "owns", "columns": {"age": {"low": 20, "high": 80}, "owns": {"categories": ["no", "yes"]}}}
 
@@ -58,6 +60,65 @@ def test_a_dry_run_reads_no_record_writes_nothing_and_tells_the_cost(quick: Path
         assert cost["epsilon"] > 0 and 0 < cost["delta"] < 1
         assert cost["relation"] and cost["accountant"] and cost["guarantee"]
     assert list(Path().iterdir()) == []
+
+
+AFTERWARD = [
+    ("dpsgd", "attack {run}"),
+    ("dpsgd", "attack {run} --attack lira,rmia --set shadows=4 --set epochs=1 --set records=40"),
+    ("moments", "attack {run}"),
+    pytest.param("dpsgd", "audit {run} --draws 100 --canaries 40", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Finished runs, each made once."""
+    root = tmp_path_factory.mktemp("made")
+
+    def run(name: str) -> Path:
+        if not (root / name).exists():
+            run_small(name, root / name, 3)
+        return root / name
+
+    run("dpsgd"), run("moments")
+    return run
+
+
+@pytest.mark.parametrize(("name", "command"), AFTERWARD)
+def test_a_dry_run_on_a_finished_run_leaves_it_as_it_is(
+    made: Callable[[str], Path], quick: Path, name: str, command: str
+) -> None:
+    run = made(name)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = CliRunner().invoke(app, [*command.format(run=run).split(), "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output + done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["dry_run"] and facts["costs_nothing"] and not facts["cost"]
+    assert facts["records"] == preview.NOT_READ
+    assert facts["seconds"] is not None and facts["seconds"] < 120, facts["seconds_from"]
+    assert str(run) in " ".join(facts["writes"])
+    asked = command.partition("--attack ")[2].split(" ")[0].split(",") if "--attack" in command else []
+    assert all(any(f"({key})" in line for line in facts["plan"]) for key in asked), facts["plan"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    said = CliRunner().invoke(app, [*command.format(run=run).split(), "--dry-run"]).stdout
+    assert "Cost: nothing, because" in said and "Time: about" in said and "nothing was written" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--attack lira --set shadows=100000", "at most 1,000"),
+        ("--attack nothing", "nothing"),
+        ("--attack loss --set shadows=4", "is not used by"),
+        ("--attack distance", "synthetic"),
+        ("--attack inversion", "has no --dry-run"),
+    ],
+)
+def test_an_attack_that_would_be_refused_is_refused_by_its_dry_run(
+    made: Callable[[str], Path], quick: Path, more: str, said: str
+) -> None:
+    refused = CliRunner().invoke(app, ["attack", str(made("dpsgd")), *more.split(), "--dry-run"])
+    assert refused.exit_code == 2 and said in refused.stderr, refused.output + refused.stderr
 
 
 def test_the_cost_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -672,6 +672,7 @@ def test_a_trial_that_was_stopped_makes_all_of_its_steps(
     assert record.spent(ledger).epsilon > plan.spent().epsilon
 
 
+@pytest.mark.slow
 def test_a_tuning_that_was_killed_goes_on_and_nothing_leaves_the_books(tmp_path: Path) -> None:
     """SIGKILL at random moments, and in the last second."""
     program = [sys.executable, str(Path(__file__).with_name("killed_tuning.py")), str(tmp_path)]

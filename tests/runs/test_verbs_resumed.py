@@ -29,7 +29,10 @@ from tests.runs.small import MAY_STAY, digits, run_small
 
 COMMAND = ("privet", "attack", "RUN")
 ATTACK = Rmia(records=100, epochs=8, shadows=2)
-KILLS = {"attack": 24, "audit": 16, "compare": 22, "demo": 14, "reproduce": 24}
+KILLS = {"attack": 5, "audit": 5, "compare": 4, "demo": 3, "reproduce": 5}
+if "PRIVET_KILL_VERBS" in os.environ:
+    KILLS = dict.fromkeys(KILLS, int(os.environ["PRIVET_KILL_VERBS"]))
+"""How often each verb is killed; `PRIVET_KILL_VERBS=20` for more, which takes long. `benchmarks/kills.py` kills everything."""
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +184,34 @@ def test_two_processes_on_one_folder_are_refused(run: Path, verb: str) -> None:
     assert not (run / "lock").exists()
 
 
+@pytest.mark.parametrize(
+    "line", ["report {run}", "report {run} --contact x", "attack {run} --attack inversion", "budget charge a --run {run}"]
+)
+def test_verbs_that_only_write_to_a_run_wait_for_nobody_and_change_nothing(
+    run: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PRIVET_ACCOUNTS", "PRIVET_STATE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    opened = CliRunner().invoke(app, ["budget", "open", "a", "--epsilon", "8", "--delta", "1e-5"])
+    assert opened.exit_code == 0, opened.output
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with alone_in(run):
+        refused = CliRunner().invoke(app, line.format(run=run).split())
+    assert refused.exit_code == 1 and "being continued by another process" in refused.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    done = CliRunner().invoke(app, line.format(run=run).split())
+    assert done.exit_code == 0, done.output + done.stderr
+
+
+def test_the_report_of_a_comparison_is_refused_while_it_runs(tmp_path: Path) -> None:
+    out = tmp_path / "old"
+    shutil.copytree(Path(__file__).parents[1] / "made_by_0_1_0" / "compare", out)
+    with alone_in(out):
+        refused = CliRunner().invoke(app, ["report", str(out)])
+    assert refused.exit_code == 1 and "being continued by another process" in refused.stderr
+    assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
+
+
 def test_a_run_whose_folder_is_deleted_does_not_come_back(tmp_path: Path) -> None:
     """Also after the training, when nothing is written to the ledger any more."""
     out = tmp_path / "run"
@@ -255,9 +286,6 @@ def test_a_released_file_that_was_changed_gets_no_card(run: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "PRIVET_KILL_VERBS" not in os.environ, reason="100 kills of whole verbs take long: PRIVET_KILL_VERBS=1"
-)
 @pytest.mark.parametrize("verb", KILLS)
 def test_killed_at_random_moments(tmp_path: Path, verb: str) -> None:
     """SIGKILL in a process of its own: the same result as without it, everything on the books, and nothing left over."""

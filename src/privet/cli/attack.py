@@ -186,12 +186,14 @@ def _with_settings(wanted: Sequence[str], settings: GivenSettings) -> list[Attac
 def _invert(record: RunRecord, run: Path, model: str, data: str, as_json: bool) -> None:
     from privet.attacks import draw_classes
     from privet.report import load_model
+    from privet.runs.after import alone_with
 
     dataset: Dataset = load_again(record.data, data)
     if len(dataset.shape) != 3:
         raise InputError(f"{run}: an inversion is drawn as pictures, and the records of {dataset.name} are not images.")
     path = run / PICTURE
-    found = draw_classes(path, load_model(record, run, model), dataset)
+    with alone_with(run):
+        found = draw_classes(path, load_model(record, run, model), dataset)
     if as_json:
         confidence = dict(zip(dataset.classes, found.confidence.tolist(), strict=True))
         echo(json.dumps({"picture": str(path), "confidence": confidence}, indent=1))

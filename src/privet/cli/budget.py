@@ -12,7 +12,7 @@ import typer
 from privet.cli.account import RelationName
 from privet.cli.program import AsJson, app, echo, verb
 from privet.errors import InputError, PrivetError
-from privet.io import kind_of
+from privet.io import check_inside, kind_of
 from privet.io.places import account_names, accounts_folder
 
 if TYPE_CHECKING:
@@ -186,7 +186,11 @@ def charge(name: Name, spent: ChargeOptions, note: Note = "", as_json: AsJson = 
     spent.check(note)
     account = DataAccount.open(name)
     for folder in spent.runs or ():
-        account.adopt(folder, note)
+        from privet.training.folder import alone_in
+
+        check_inside(folder)
+        with alone_in(folder):  # a run that goes on meanwhile would use more than is charged
+            account.adopt(folder, note)
     if not spent.runs:
         account.charge(spent.price(account.books.total), note, happened=spent.happened)
     if as_json:

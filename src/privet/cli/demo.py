@@ -109,16 +109,18 @@ def _holds(out: Path, job: Job) -> bool:
 def _put(finished: Path, out: Path) -> None:
     """Move a finished demo to its folder."""
     from privet.io.names import LOCK
+    from privet.training.folder import alone_in
 
     out.mkdir(parents=True, exist_ok=True)
-    for path in sorted(finished.iterdir()):
-        if path.name == LOCK:
-            continue
-        if (out / path.name).is_dir():
-            shutil.rmtree(out / path.name)
-        path.replace(out / path.name)
-    for name in OLDER:
-        (out / name).unlink(missing_ok=True)
+    with alone_in(out):
+        for path in sorted(finished.iterdir()):
+            if path.name == LOCK:
+                continue
+            if (out / path.name).is_dir():
+                shutil.rmtree(out / path.name)
+            path.replace(out / path.name)
+        for name in OLDER:
+            (out / name).unlink(missing_ok=True)
     shutil.rmtree(finished)
 
 

@@ -43,15 +43,17 @@ def report(
     from privet.report import renew
     from privet.report.card import MARKDOWN
     from privet.report.statement import not_for_release
+    from privet.runs.after import alone_with
     from privet.runs.own import read_run
 
-    record = read_run(run)
     given = {"intended_use": intended_use, "licence": licence, "contact": contact}
-    stated = replace(record.stated, **{name: text for name, text in given.items() if text is not None})
-    if stated != record.stated:
-        record = replace(record, stated=stated)
-        record.write(run)
-    page = renew(run)
+    with alone_with(run):
+        record = read_run(run)
+        stated = replace(record.stated, **{name: text for name, text in given.items() if text is not None})
+        if stated != record.stated:
+            record = replace(record, stated=stated)
+            record.write(run)
+        page = renew(run)
     say_of_run(record)
     ledger = record.open_ledger(run)
     spent, calibrated = record.spent(ledger), record.calibrated(ledger)
@@ -75,7 +77,10 @@ def report(
 def _comparison(out: Path, as_json: bool) -> None:
     from privet.cli.compare import say
     from privet.runs.comparison import read_result, write_comparison
+    from privet.training.folder import alone_in
 
-    result = read_result(out)
-    write_comparison(result, out)
+    read_result(out)  # refused if it is damaged, before anything is written
+    with alone_in(out):
+        result = read_result(out)
+        write_comparison(result, out)
     say(result, out, as_json)

@@ -18,6 +18,7 @@ from privet.attacks.result import settings_in
 from privet.audit import Audit, RunPlan, recorded
 from privet.data import Dataset, Progress, Split
 from privet.errors import InputError
+from privet.io import check_inside
 from privet.io.names import LOOP, PAGE, RECORD
 from privet.methods import ledger_audits
 from privet.methods.method import METHODS, Method, Power, Ran, TrainedModel, with_settings
@@ -61,15 +62,17 @@ def audit_run(
     covers whether a plug-in method follows its plan. If a stopped audit is called again with the same power, it goes on from its
     finished parts; with `resume`, an audit that the same command has finished is not made again.
     """
-    with _opened(folder), kept_in(folder, "audit", power, model):
+    with alone_with(folder), kept_in(folder, "audit", power, model):
         made = tuple(one for one in read_run(folder).audits if resume and _same(one.command, command))
         return made or _audited(folder, power or Power(), model, command, progress)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[None]:
+def alone_with(folder: Path) -> Iterator[None]:
     """Open the folder of a finished run for this process alone."""
-    if not (folder / LOOP).exists():
+    if (folder / LOOP).exists():
+        check_inside(folder)
+    else:
         RunRecord.read(folder)  # refused if there is none, or if it is damaged
     with alone_in(folder):
         yield
@@ -218,7 +221,7 @@ def attack_run(
     Returns the results, the page and, for synthetic data, how close it comes to the records. A stopped attack goes on with its
     shadow models; with `resume`, attacks that the same command has finished are not made again.
     """
-    with _opened(folder):
+    with alone_with(folder):
         made = [one for one in read_run(folder).attacks if resume and _same(one.command, command)]
         left = [each for each in attacks if not any(_made(each, one) for one in made)]
         found, page, said = _attacked(folder, left, dataset, model, command, progress)

@@ -27,6 +27,7 @@ from privet.report.others import distinct, find_others, of_folder, together
 from privet.report.page import environment
 from privet.report.statement import accuracy_interval, standing
 from privet.runs.job import Job, Row
+from privet.training.folder import alone_in
 
 FILE, PAGE = "compare.json", "report.html"
 
@@ -191,11 +192,12 @@ def _runs(out: Path) -> tuple[OtherRun, ...]:
 
 
 def _count(folder: Path, everybody: Sequence[OtherRun]) -> None:
-    record, own = RunRecord.read(folder), of_folder(folder)[0]
-    others = tuple(run for run in everybody if run.identity != own.identity)
-    if others != record.others:
-        dataclasses.replace(record, others=others).write(folder)
-        renew(folder)
+    with alone_in(folder):  # somebody may attack the run meanwhile
+        record, own = RunRecord.read(folder), of_folder(folder)[0]
+        others = tuple(run for run in everybody if run.identity != own.identity)
+        if others != record.others:
+            dataclasses.replace(record, others=others).write(folder)
+            renew(folder)
 
 
 def _comparison(job: Job, rows: Sequence[Row], out: Path) -> Comparison:

@@ -337,10 +337,15 @@ def preview_attack(record: RunRecord, folder: Path, attacks: Sequence[Attack], m
     if not shape:
         time_ = Estimate(None, "the record does not give the shape of the records")
     else:
+        records = made_up(about.name, classes, shape, sizes)
+        aside = replace(record, data=replace(about, set_aside=0))
+        with _apart():
+            target = target_of(aside, folder, records, model)
+        for attack in attacks:
+            if why := attack.fits(target):
+                raise InputError(f"{folder}: The attack {attack.key} does not fit this run: {why}.")
 
         def work(progress: Progress) -> None:
-            records = made_up(about.name, classes, shape, sizes)
-            target = target_of(replace(record, data=replace(about, set_aside=0)), folder, records, model, progress)
             for number, attack in enumerate(attacks):
                 attack.run(target, progress)
                 progress("Attacks", number + 1, len(attacks))

@@ -111,7 +111,8 @@ def read_state(path: Path) -> Any:
     """Read the data of `write_state`; raises `ValueError` if the file was changed."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        # Copies: a tensor in the file lies at any address, and the last bits of a product depend on its alignment.
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     if metadata.get("format") != _FORMAT:
         raise PrivetError(
             f"{path} was written by another version of Privet, and its state has another layout (format "
@@ -187,8 +188,9 @@ def _parts(private: Private) -> dict[str, Stateful]:
 def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     """The tree of `value`; its tensors go into `tensors`, under names that begin with `where`."""
     if isinstance(value, Tensor):
-        # A copy: tied parameters share memory, and a file of tensors cannot.
-        tensors[where] = value.detach().contiguous().clone()
+        # A copy: tied parameters share memory, and a file of tensors cannot. With the usual strides, because those of one
+        # channel or one row are ambiguous, and convolutions choose their kernel by them.
+        tensors[where] = value.detach().clone(memory_format=torch.contiguous_format)
         return {"tensor": where}
     if isinstance(value, Mapping):
         items = [[_key(key, where), pack(item, tensors, f"{where}.{key}")] for key, item in value.items()]
@@ -216,6 +218,12 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "tuple" in tree:
         return tuple(unpack(item, tensors) for item in tree["tuple"])
     return {key: unpack(item, tensors) for key, item in tree["mapping"]}
+
+
+def as_read(value: Any) -> Any:
+    """A value as `read_state` gives it back: what is computed from it has the same bits, whether it was read or not."""
+    tensors: dict[str, Tensor] = {}
+    return unpack(pack(value, tensors, "value"), tensors)
 
 
 def _key(key: Any, where: str) -> str | int:

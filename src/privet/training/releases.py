@@ -19,7 +19,7 @@ from privet.errors import InputError, PrivetError
 from privet.io.chained import chained
 from privet.privacy import Ledger, LedgerError
 from privet.randomness import Randomness
-from privet.training.checkpoint import load_checkpoint, read_note, read_state, save_checkpoint, write_state
+from privet.training.checkpoint import as_read, load_checkpoint, read_note, read_state, save_checkpoint, write_state
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class Kept:
         value = make()
         if path is not None:
             self._write(path, {"value": value, "streams": {}}, self._note())
+            value = as_read(value)
         return value
 
     def part(self, make: Callable[[], T]) -> T:
@@ -188,7 +189,7 @@ class Releases(Kept):
             streams = randomness.state() if randomness is not None else {}
             self._write(path, {"value": value, "streams": streams}, _told_of(draft.before, draft.entries))
         self._ledger.extend(draft.entries, draft.before)
-        return value
+        return value if path is None else as_read(value)
 
     def _write(self, path: Path, state: dict[str, Any], note: str) -> None:
         if not path.parent.is_dir():
