@@ -252,12 +252,45 @@ def test_a_data_set_of_hugging_face_with_a_padding_collator_and_a_column_of_user
         args = arguments(tmp_path / folder, max_steps=1, learning_rate=1e-3)
         return PrivateTrainer(model, args, train_dataset=data, data_collator=collator, privacy=privacy(**given))
 
-    assert trainer("users", users="person")._users() == people
+    assert trainer("users", users="person")._users().tolist() == [place // 2 for place in range(48)]
     with pytest.raises(InputError, match="no column 'who'"):
         trainer("wrong", users="who").train()
     one = trainer("records")
     one.train()
     assert one.private.steps_done == 1
+
+
+class OwnedTexts(Texts):
+    """Three records of each user in turn; the model does not see the column `person`."""
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        return {**super().__getitem__(place), "person": torch.tensor(place // 3)}
+
+
+def clipped_mean_of_users(model: nn.Module, clip: float) -> Tensor:
+    """Each user alone, in float64: the mean over all tokens of their records, clipped; divided by the number of users."""
+    double, data = copy.deepcopy(model).double().eval(), Texts()
+    total = torch.zeros_like(parameters(double))
+    for first in range(0, RECORDS, 3):
+        records = torch.utils.data.default_collate([data[place] for place in range(first, first + 3)])
+        logits = double(records["input_ids"], attention_mask=records["attention_mask"]).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), records["labels"][:, 1:].flatten())
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(double.parameters()))])
+        assert gradient.norm() > clip
+        total += gradient * clip / gradient.norm()
+    return total / (RECORDS // 3)
+
+
+def test_users_are_drawn_clipped_and_protected(tmp_path):
+    model = small_model()
+    start, expected = parameters(model).double(), clipped_mean_of_users(model, 0.1)
+    given = {"per_device_train_batch_size": RECORDS // 3, "num_train_epochs": 1}
+    trainer = trainer_of(tmp_path, model=model, data=OwnedTexts(), given=privacy(users="person"), **given)
+    trainer.train()
+    assert trainer.private.steps_done == 1, "an epoch counts users"
+    spent = trainer.spent()
+    assert spent.unit == "user" and str(spent.guarantee) == "proved"
+    torch.testing.assert_close((start - parameters(model).double()) / 0.5, expected, rtol=0, atol=1e-5)
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):

@@ -199,7 +199,7 @@ SMS_SPAM = CatalogEntry(
             "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477",
         ),
     ),
-    license="CC BY 4.0 (Almeida and Gómez Hidalgo, SMS Spam Collection)",
+    license="CC BY 4.0 as listed by the UCI repository (Almeida and Gómez Hidalgo, SMS Spam Collection)",
 )
 
 _SPEAKERS = "train-speakers-idx1-ubyte"

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import HubStrategy, get_last_checkpoint
 
+from privet.data.owners import owners_of
 from privet.errors import InputError, PrivetError, PrivetWarning
 from privet.io import write_whole
 from privet.io.names import LEDGER
@@ -52,7 +53,8 @@ class PrivacyArguments:
         clipping_norm: the norm to which the gradient of each record is clipped; by default `TrainingArguments.max_grad_norm`. The
             gradient of the batch is not clipped again.
         folder: where the run keeps its books and its checkpoints; by default ``_privacy`` in the output folder.
-        users: the column with the user of each record, where a user is to be protected with all of their records.
+        users: the column with the user of each record, where a user is to be protected with all of their records. Batch sizes and
+            epochs then count users.
         public_size: the size of the data set as far as it is public.
         account: the account of the data set.
         accountant, isolation, self_check: as in `privet.make_private`.
@@ -131,9 +133,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 self.private.close()
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """A loader of nothing, as long as the Trainer's own: the records of a step are drawn by the plan."""
+        """A loader of nothing: the records of a step are drawn by the plan. It is as long as the Trainer's own, or, with users, so
+        long that an epoch draws each user once on average."""
         self._loader = super().get_train_dataloader()
-        places = range(len(self._loader.dataset))  # type: ignore[arg-type]
+        users = self._users()
+        places = range(len(self._loader.dataset if users is None else users.unique()))  # type: ignore[arg-type]
         size, drop_last = self._train_batch_size, self.args.dataloader_drop_last
         return DataLoader(places, batch_size=size, drop_last=drop_last, collate_fn=_nothing)  # type: ignore[arg-type]
 
@@ -247,15 +251,16 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             performance=performance,
         )
 
-    def _users(self) -> list[Any] | None:
-        """The user of each record, from a column that the model does not see."""
+    def _users(self) -> Tensor | None:
+        """The number of each record's user, from a column that the model does not see."""
         name, data = self.privacy.users, self.train_dataset
         if name is None:
             return None
         names = data.column_names if hasattr(data, "column_names") else data[0].keys()
         if name not in names:
             raise InputError(f"The records have no column {name!r} with their users: they have {', '.join(names)}.")
-        return list(data[name]) if hasattr(data, "column_names") else [data[place][name] for place in range(len(data))]
+        found = list(data[name]) if hasattr(data, "column_names") else [data[place][name] for place in range(len(data))]
+        return owners_of(found, data)
 
     def _find_step_done(self) -> None:
         if not self._has_stepped:

@@ -19,7 +19,7 @@ def _is_beside_a_range(moved: Moved, constant: Tensor) -> bool:
     index = moved.args[1]
     if not isinstance(index, (tuple, list)) or not index or not isinstance(index[0], Tensor):
         return False
-    return any(constant is i for i in index[1:]) and constant.shape == (moved.records,)
+    return any(constant is i for i in index[1:]) and constant.ndim == 1 and constant.shape == index[0].shape
 
 
 def _beside_in_index(moved: Moved, constant: Tensor, at: Position) -> int | None:
@@ -116,41 +116,45 @@ def _sliced(moved: Moved, at: Position, dim: int, part: slice) -> int:
 
 
 def _picked(moved: Moved, at: Position, index: tuple[Any, ...]) -> int:
-    """``x[arange(records), positions]``: one entry for each record, the usual way to take a last token."""
+    """``x[arange(rows), positions]``: one entry for each row, the usual way to take a last token. A user has several rows."""
     first, *others = index
     strides = {id(tensor): stride for tensor, stride in moved.tensors}
     if isinstance(first, Tensor) and first.ndim > 1:
         return _picked_by_grid(moved, at, index, strides)
     for other in others:
         stride = strides.get(id(other))
-        if stride is not None and position(other.shape, stride, moved.records) != Position(0, 1, 1):
+        if stride is not None and position(other.shape, stride, moved.records) != at:
             return UNKNOWN
         if isinstance(other, list) or (isinstance(other, Tensor) and (other.ndim > 1 or other.dtype == torch.bool)):
             return UNKNOWN
     whole = (
-        at == Position(0, 1, 1)
+        at.dim == 0
         and isinstance(first, Tensor)
         and first.ndim == 1
         and first.dtype == torch.long
         and strides.get(id(first)) is None
-        and len(first) == moved.records
-        and bool((first == torch.arange(moved.records, device=first.device)).all())
+        and _counts_up_to(len(moved.source), first)
     )
     return place(moved, 0) if whole else UNKNOWN
 
 
+def _counts_up_to(rows: int, index: Tensor) -> bool:
+    """Whether an index is ``arange(rows)``, in whatever shape."""
+    return index.numel() == rows and bool((index.flatten() == torch.arange(rows, device=index.device)).all())
+
+
 def _picked_by_grid(moved: Moved, at: Position, index: tuple[Any, ...], strides: Mapping[int, int | None]) -> int:
-    """``x[arange(records)[:, None], arange(length)[None, :]]``: the same constant places for every record."""
+    """``x[arange(rows)[:, None], arange(length)[None, :]]``: the same constant places for every row."""
     first, *others = index
-    dim = next((d for d in range(first.ndim) if first.shape[d] == moved.records), None)
+    rows = len(moved.source)
+    dim = next((d for d in range(first.ndim) if first.shape[d] == rows), None)
     tensors = all(isinstance(i, Tensor) and not i.is_floating_point() and strides.get(id(i)) is None for i in index)
-    if dim is None or not tensors or at != Position(0, 1, 1) or first.numel() != moved.records:
+    if dim is None or not tensors or at.dim != 0 or not _counts_up_to(rows, first):
         return UNKNOWN
     if any(i.dtype == torch.bool or (i.ndim >= first.ndim - dim and i.shape[dim - first.ndim] != 1) for i in others):
         return UNKNOWN
-    ordered = bool((first.flatten() == torch.arange(moved.records, device=first.device)).all())
     ndim = max(i.ndim for i in index)
-    return place(moved, ndim - first.ndim + dim) if ordered else UNKNOWN
+    return place(moved, ndim - first.ndim + dim)
 
 
 def _dim_of_assigned(moved: Moved, constant: Tensor, at: Position) -> int | None:
