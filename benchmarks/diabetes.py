@@ -70,7 +70,9 @@ def choose(spec: DataSpec, dataset: Dataset, epsilon: float, seeds: int) -> None
     for held in names:
         others = torch.utils.data.ConcatDataset([parts.splits[name] for name in names if name != held])
         rows = [others[place] for place in range(len(others))]
-        kept = replace(dataset.train, inputs=torch.stack([x for x, _ in rows]), labels=torch.stack([y for _, y in rows]))
+        kept = replace(
+            dataset.train, inputs=torch.stack([x for x, _ in rows]), labels=torch.stack([y for _, y in rows])
+        )
         folds.append(replace(dataset, splits={"train": kept, "test": parts.splits[held]}, public_size=len(kept)))
     chosen = dict(START)
     print(f"epsilon {epsilon:g}, {len(dataset.train)} training records in four folds, {seeds} seeds each\n")
@@ -79,7 +81,9 @@ def choose(spec: DataSpec, dataset: Dataset, epsilon: float, seeds: int) -> None
         found = {}
         for value in values:
             given = {**chosen, name: value}
-            found[value] = statistics.fmean(error(spec, fold, epsilon, seed, given) for fold in folds for seed in range(seeds))
+            found[value] = statistics.fmean(
+                error(spec, fold, epsilon, seed, given) for fold in folds for seed in range(seeds)
+            )
         chosen[name] = min(found, key=lambda value: found[value])
         shown = ", ".join(f"{value}: {each:.2f}" for value, each in found.items())
         print(f"| {name} | {shown} | {chosen[name]} |", flush=True)
@@ -89,7 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only-write", action="store_true", help="write the files, and measure nothing")
-    parser.add_argument("--choose", action="store_true", help="choose the settings of the recipe, and measure nothing else")
+    parser.add_argument(
+        "--choose", action="store_true", help="choose the settings of the recipe, and measure nothing else"
+    )
     asked = parser.parse_args()
     write(Path())
     if asked.only_write:

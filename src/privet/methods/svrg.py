@@ -90,11 +90,11 @@ class SnapshotPlan:
 
     def assuming(self, *assumptions: str) -> SnapshotPlan:
         """The same plan with further assumptions in its statement."""
-        plans = (
+        differences, snapshots = (
             replace(each, assumptions=tuple(dict.fromkeys((*each.assumptions, *assumptions))))
             for each in (self.differences, self.snapshots)
         )
-        return SnapshotPlan(*plans, self.every)
+        return SnapshotPlan(differences, snapshots, self.every)
 
     def block(self, first: int) -> range:
         """The steps on the snapshot that is taken before step `first`; none after the last."""
