@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
 import privet
 from privet.attacks import attack_named, attack_names
@@ -232,6 +233,8 @@ def test_the_page_of_methods_gets_its_tables_from_the_registry(monkeypatch):
     made = hook.on_page_markdown((ROOT / "docs" / "methods.md").read_text(encoding="utf-8"))
     sys.modules.pop("mkdocs_nav")
     assert table_of_methods() in made and hook.SETTINGS not in made
+    said = CliRunner().invoke(app, ["methods", "dpsgd", "--markdown"]).stdout
+    assert said.strip() in made and said.startswith("| setting | type | default | meaning |")
     for key, method in METHODS.items():
         assert f"`{key}`" in made
         assert all(f"| `{setting.name}` |" in made for setting in settings_of(method))

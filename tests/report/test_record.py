@@ -62,7 +62,8 @@ def test_what_is_infinite_is_null_and_named_in_json(record, finished_run, tmp_pa
     assert RunRecord.read(tmp_path) == altered
     plain = json.loads((tmp_path / FILE).read_text(), parse_constant=pytest.fail)["audits"]
     assert (plain[0]["lower_bound"], plain[0]["infinite"]) == (None, ["lower_bound", "ceiling"])
-    assert plain[0]["claim"] == {"epsilon": None, "delta": 1e-5, "statement": claim.statement, "infinite": ["epsilon"]}
+    told = {"epsilon": None, "delta": 1e-5, "statement": claim.statement, "guarantee": "", "infinite": ["epsilon"]}
+    assert plain[0]["claim"] == told
     assert "infinite" not in plain[1]
     renew(tmp_path)
     for name in ("card.json", "CARD.md", "report.html"):

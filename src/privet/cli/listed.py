@@ -74,6 +74,9 @@ def methods(
     if as_json:
         echo(json.dumps([dataclasses.asdict(one) for one in settings], indent=1))
         return
+    if markdown:
+        echo(table_of_settings(key))
+        return
     echo(f"{method.title}. Makes {'a model' if method.makes == 'model' else 'data'}.")
     for name, said in (("Source", method.source), ("Noise", method.noise_is), ("Proof", method.proof)):
         if said:
