@@ -24,6 +24,7 @@ from privet.gradients.marks import (
     note_version,
     position,
     set_mark,
+    set_starts,
     stride_at,
 )
 from privet.gradients.vocabulary import is_custom, tensors_in
@@ -212,11 +213,12 @@ class Knowledge:
         if self.current is None or mark.why or self.current.alone:
             return mark
         root = tensor._base
-        node, whole = tensor.grad_fn, tensor.grad_fn if root is None else root.grad_fn
-        if node is None:
-            return mark
-        hidden = type(whole).__name__ == "CopySlices" and all(whole is not each for each in self.current.copied)
-        if not hidden and not is_custom(type(node)):
+        # First the node of the whole tensor: torch may hold a lock on that of its part.
+        node = tensor.grad_fn if root is None else root.grad_fn
+        hidden = type(node).__name__ == "CopySlices" and all(node is not each for each in self.current.copied)
+        if not hidden and root is not None:
+            node = tensor.grad_fn
+        if not hidden and (node is None or not is_custom(type(node))):
             return mark
         name = "that has written into a part of a tensor" if hidden else type(node).__name__.removesuffix("Backward")
         why = f"the backward pass of the autograd.Function {name} is not followed"
@@ -311,6 +313,8 @@ class Knowledge:
             if index and square and tensor.dtype != torch.long:
                 continue  # it may be an attention mask; treated as a constant it is right in both cases
             set_mark(tensor, Mark(current.token, stride_at(tensor.shape, batch_dim, views)))
+            if tensor.ndim == 1 and not tensor.is_floating_point():
+                set_starts(tensor)  # whoever calls the engine directly vouches for offsets
 
     def hand_out(self, current: Pass, batch: Iterable[tuple[Tensor, int | None]]) -> None:
         """Mark the tensors of a batch, each given with the dimension that holds its records, with `ROWS` or `STARTS`, or None."""

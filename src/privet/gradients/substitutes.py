@@ -30,7 +30,7 @@ from privet.gradients.marks import (
     stride_at,
 )
 from privet.gradients.operation import Operation
-from privet.gradients.vocabulary import tensors_in
+from privet.gradients.vocabulary import tensors_in, unguarded
 
 if TYPE_CHECKING:
     from privet.gradients.recorder import Recorder
@@ -185,7 +185,7 @@ def binary_cross_entropy(recorder: Recorder, args: tuple[Any, ...], kwargs: dict
     with recorder:
         valid = (scores >= 0) & (scores <= 1) & (target >= 0) & (target <= 1)
         half = [torch.where(valid, tensor, 0.5) for tensor in (scores, target)]
-        each = functional.binary_cross_entropy(*half, given.get("weight"), reduction="none")
+        each = unguarded(functional.binary_cross_entropy)(*half, given.get("weight"), reduction="none")
         each = each * torch.where(valid, 1.0, math.nan)
         return each if reduction == "none" else getattr(each, reduction)()
 
