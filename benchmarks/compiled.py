@@ -32,7 +32,8 @@ def stepping(case: Case, rounds: int, compiled: bool) -> Callable[[], float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(case.inputs(4 * case.batch), case.targets(4 * case.batch))
     private = privet.make_private(
-        used, optimizer, data, batch_size=case.batch, steps=rounds + 1, noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, seed=0
+        used, optimizer, data, batch_size=case.batch, steps=rounds + 1, noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0,
+        seed=0,
     )  # fmt: skip
 
     def step() -> float:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ CANDIDATES: Mapping[str, tuple[Any, ...]] = {
     "clip": (0.05, 0.1, 0.2, 0.5), "learning_rate": (0.3, 1.0, 3.0), "epochs": (10, 20, 40), "average": (0.0, 0.98),
 }  # fmt: skip
 START: Mapping[str, Any] = {"clip": 0.1, "learning_rate": 1.0, "epochs": 20, "average": 0.0}
-"""Before anything is chosen: a clip near the size of a record's gradient, as inputs and target are in [0, 1]; the others by convention."""
+"""Before anything is chosen: inputs and target are in [0, 1], so gradients of records are small; the others by convention."""
 
 
 def error(spec: DataSpec, dataset: Dataset, epsilon: float, seed: int, given: Mapping[str, Any]) -> float:

@@ -133,8 +133,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 self.private.close()
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """A loader of nothing: the records of a step are drawn by the plan. It is as long as the Trainer's own, or, with users, so
-        long that an epoch draws each user once on average."""
+        """A loader of nothing: the records of a step are drawn by the plan.
+
+        It is as long as the Trainer's own. With users, an epoch draws each user once on average.
+        """
         self._loader = super().get_train_dataloader()
         users = self._users()
         places = range(len(self._loader.dataset if users is None else users.unique()))  # type: ignore[arg-type]
