@@ -131,6 +131,40 @@ def test_the_loss_of_a_record_is_the_mean_over_its_own_tokens(name: str) -> None
     assert distance(found, expected) < 1e-2 * size
 
 
+USERS = ["Bert", "Bert tags", "GPT2", "GPT2 class"]
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_users_with_several_padded_records(name: str) -> None:
+    """Two users with two records each: the loss of a user is the mean over their records, or over all of their tokens."""
+    model, batch = _of_tokens(name)
+    joined = {each: torch.stack(column.chunk(2)) for each, column in batch.items()}
+    double = copy.deepcopy(model).double()
+    expected = {each: torch.zeros_like(p) for each, p in double.named_parameters()}
+    for user in range(2):
+        double.zero_grad(set_to_none=True)
+        own_loss(double, {each: column[user] for each, column in joined.items()}).backward()
+        own = {each: torch.zeros_like(p) if p.grad is None else p.grad for each, p in double.named_parameters()}
+        norm = torch.stack([g.norm() for g in own.values()]).norm()
+        assert norm > CLIP
+        for each, gradient in own.items():
+            expected[each] += gradient * CLIP / norm
+    before = {each: p.detach().clone() for each, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    private = privet.make_private(
+        model, optimizer, Rows(batch), users=[0, 0, 1, 1], batch_size=2, steps=1, noise_multiplier=1e-6, delta=1e-5,
+        max_grad_norm=CLIP, seed=0,
+    )  # fmt: skip
+    for rows in private.batches():
+        optimizer.zero_grad()
+        own_loss(model, rows).backward()
+        optimizer.step()
+    found = {each: (before[each] - p.detach()).double() * 2 for each, p in model.named_parameters()}
+    assert str(private.spent().guarantee) == "proved"
+    private.close()
+    assert distance(found, expected) < CLOSE * CLIP
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_a_count_over_the_batch_is_refused(read: bool) -> None:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
