@@ -215,7 +215,7 @@ def test_a_setting_that_changes_nothing_is_refused(tmp_path, change, said):
 
 def test_an_origin_of_nothing_is_refused(tmp_path):
     path = changed_recipe(tmp_path, {}, {"momentum_of_old": {"source": "convention", "note": "left from before"}})
-    with pytest.raises(InputError, match="'momentum_of_old' came from, which is stated nowhere"):
+    with pytest.raises(InputError, match="'momentum_of_old' came from, but no setting has this name"):
         load(str(path))
 
 

@@ -53,7 +53,7 @@ def test_the_page_of_a_comparison_is_made_again(copied):
     out = copied("compare")
     shown = said("report", str(out))
     assert "dpsgd" in shown and "synthetic-moments" in shown
-    assert "what all of them cost together: epsilon = 4.39" in shown
+    assert "as much as all of them together: epsilon = 4.39" in shown
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "91.9" in page and "A student of artificial data: one-shot moments" in page
     assert STATEMENT in said("report", str(out / "dpsgd"))

@@ -116,7 +116,7 @@ def read_state(path: Path) -> Any:
     if metadata.get("format") != _FORMAT:
         raise PrivetError(
             f"{path} was written by another version of Privet, and its state has another layout (format "
-            f"{metadata.get('format')}; this version reads {_FORMAT}): finish the run with that version, or start anew in "
+            f"{metadata.get('format')}; this version reads {_FORMAT}): finish the run with that version, or start again in "
             f"another folder."
         )
     if digest(tensors, metadata["state"] + metadata.get("note", "")) != metadata["digest"]:
