@@ -396,6 +396,7 @@ def _reset(body: Callable[[Run], None]) -> Callable[[Run], None]:
     return wrapped
 
 
+
 # --- state beside the model, and code that runs where nobody looks ------------------------------------------------------------
 
 
@@ -652,9 +653,7 @@ FATES: dict[str, Any] = {
     ).mean(),
     "gumbel_softmax": _loss_of(lambda o, y: F.cross_entropy(F.gumbel_softmax(o) + o, y)),
     "multi_margin_loss": _loss_of(F.multi_margin_loss),
-    "embedding by argmax": _loss_of(
-        lambda o, y: (F.embedding(o.detach().argmax(1), torch.eye(CLASSES)) * o).sum(1).mean()
-    ),
+    "embedding by argmax": _loss_of(lambda o, y: (F.embedding(o.detach().argmax(1), torch.eye(CLASSES)) * o).sum(1).mean()),
     "gather by argmax": _loss_of(lambda o, y: o.gather(1, o.detach().argmax(1)[:, None]).mean()),
     "one_hot of argmax": _loss_of(lambda o, y: (F.one_hot(o.detach().argmax(1), CLASSES) * o).sum(1).mean()),
     "a bucket as index": _loss_of(
@@ -712,11 +711,7 @@ LOOPS: list[Trap] = [
     _loop("a hook after the step", _post_hook),
     _loop("a hook after the step, registered before", late(between=_keep_for_hook), optimizer=_HookedBefore),
     _loop("a view made in an earlier batch", _kept_view, steps=4),
-    _loop(
-        "a constant written after the step",
-        late(after=_kept_constant, before=lambda run, b: (b[0] - run.notes.get("kept", 0), b[1])),
-        steps=3,
-    ),
+    _loop("a constant written after the step", late(after=_kept_constant, before=lambda run, b: (b[0] - run.notes.get("kept", 0), b[1])), steps=3),
     _loop("a hook during the backward pass, each alone", _hooked_each, settings={"isolation": "each"}),
     _loop("random numbers seeded by records", _seeded_by_records, steps=3, replace=True),
     _loop("the state of the generator by records", _set_state_by_records, steps=3, replace=True),
