@@ -466,7 +466,7 @@ class Gates(Linear):
                 first._hold_both(self)
 
     def _is_kept_with(self, other: Gates, budget: MemoryBudget) -> bool:
-        """Whether the gradients of both weights are formed once and kept, instead of measured by Gram matrices and formed later."""
+        """Whether the gradients of both weights are formed once and kept; otherwise Gram matrices measure them."""
         assert self.x is not None and other.x is not None and self.grad is not None
         length, height = self.grad.shape[1:]
         width = self.x.shape[2] + other.x.shape[2]
