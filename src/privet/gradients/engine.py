@@ -654,8 +654,7 @@ class Engine:
                 )
 
     def refuse_changed_buffers(self) -> None:
-        """Raise if a forward pass over records has changed a buffer, or what the model consists of: both are released as they are.
-        """
+        """Raise if a forward pass over records has changed a buffer, or what the model consists of: both are released as they are."""
         self._recorder.refuse_unseen_writes()
         for name, module, key in self._buffers:
             buffer = module._buffers.get(key)
