@@ -455,7 +455,7 @@ class Lion(torch.optim.Optimizer):
 def test_an_optimizer_of_ones_own_is_listened_to_and_works() -> None:
     model, optimizer, private = setup(Lion, steps=3)
     hooked = []
-    optimizer.register_step_post_hook(lambda *_: hooked.append(float(next(model.parameters()).norm())))
+    optimizer.register_step_post_hook(lambda *_: hooked.append(float(next(model.parameters()).detach().norm())))
     after = run(model, optimizer, private)
     assert after.isfinite().all() and hooked and "proved" in str(private.spent())
 
