@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+import numpy
 import pytest
 import safetensors.torch
 import torch
@@ -418,3 +420,54 @@ def test_a_loader_that_chooses_records_is_refused(sampler):
     loader = DataLoader(data(), batch_size=40, sampler=sampler)
     with pytest.raises(InputError, match="decides which records are drawn"):
         make(dataset=loader, batch_size=None)
+
+
+def test_a_state_saved_in_the_body_is_read_by_torch_load() -> None:
+    model, _, private = setup(steps=1)
+    file = io.BytesIO()
+    for x, y in private.batches():
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        private.step(losses)
+        file.seek(0)
+        torch.save({"model": model.state_dict(), "losses": losses.detach()}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in loaded["model"].items())
+    assert (loaded["losses"] + 1).isfinite().all()
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer that is not torch's, with a state of its own."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                    p.add_(mean.lerp(p.grad, 0.1).sign(), alpha=-group["lr"])
+                    mean.lerp_(p.grad, 0.01)
+
+
+def test_an_optimizer_of_ones_own_is_listened_to_and_works() -> None:
+    model, optimizer, private = setup(Lion, steps=3)
+    hooked = []
+    optimizer.register_step_post_hook(lambda *_: hooked.append(float(next(model.parameters()).detach().norm())))
+    after = run(model, optimizer, private)
+    assert after.isfinite().all() and hooked and "proved" in str(private.spent())
+
+
+def test_weights_may_be_read_by_numpy_clamped_and_evaluated_in_a_pause() -> None:
+    model, _, private = setup(steps=3)
+    x, y = data().tensors
+    for batch in private.batches():
+        private.step(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
+        assert all(numpy.isfinite(p.detach().numpy()).all() for p in model.parameters())
+        for p in model.parameters():
+            p.data.clamp_(-1, 1)
+    with private.paused(), torch.no_grad():
+        assert float((model(x).argmax(1) == y).float().mean()) >= 0
+    assert "proved" in str(private.spent())

@@ -9,8 +9,7 @@ import ctypes
 import io
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from tests.zoo.harness import SAFE, SOUND, Batch, Outcome, Run, Trap, Watching, step_on
+from tests.zoo.harness import SAFE, Batch, Outcome, Run, Trap, Watching
 from tests.zoo.late import Switch, late
-from tests.zoo.parts import CLASSES, FEATURES, RECORDS, WIDTH, Operation, around, cross_entropy, perceptron, rows
+from tests.zoo.parts import CLASSES, FEATURES, WIDTH, Operation, around, cross_entropy, perceptron, rows
 
 _BUFFER = numpy.zeros(WIDTH, dtype=numpy.float32)
 _OWN = torch.from_numpy(numpy.zeros(WIDTH, dtype=numpy.float32))
@@ -82,7 +81,7 @@ NUMBERS: dict[str, Callable[[Tensor], float]] = {
     "a sorted list": lambda h: float(sorted(h.detach().mean(1))[0] is None) + len(str(h.detach())),
     "repr": lambda h: float(len(repr(h.detach()))),
     "torch.testing": lambda h: _is_close(h),
-    "max in Python": lambda h: 3.0 * [t is max(list(h.detach().mean(1))) for t in [h]][0] + 1.0,
+    "max in Python": lambda h: 3.0 * (max(list(h.detach().mean(1))) is not h) + 1.0,
     "dictionary of hashes": lambda h: float({float(v): k for k, v in enumerate(h.detach().mean(1))}.popitem()[1]),
     "histogram in Python": lambda h: __import__("collections").Counter((h.detach() > 20).flatten().tolist())[True],
     "statistics.mean": lambda h: __import__("statistics").mean(map(float, h.detach()[:, 0])),
@@ -205,7 +204,7 @@ def _dual(h: Tensor) -> Tensor:
 class _Kept:
     """A cache in plain Python: what the first batches have left."""
 
-    tensors: dict[str, Tensor] = {}
+    tensors: ClassVar[dict[str, Tensor]] = {}
 
     @classmethod
     def first(cls, h: Tensor) -> Tensor:
@@ -284,7 +283,7 @@ OPERATIONS: dict[str, Operation] = {
     + torch.rand(WIDTH, generator=torch.Generator().manual_seed(int(h.detach().sum()))),
     "manual_seed by the batch": lambda h: (torch.manual_seed(int(h.detach().sum())), h + torch.rand(WIDTH))[1],
     "sizes from nonzero": lambda h: h * (h.detach() > 20).nonzero().shape[0],
-    "sizes from split by values": lambda h: h + len(h.split((h.detach() > 20).sum(1).add(1)[:1].tolist() + [len(h) - 1])),
+    "sizes from split by values": lambda h: h + len(h.split([*(h.detach() > 20).sum(1).add(1)[:1].tolist(), len(h) - 1])),
     "resize_": lambda h: h + torch.zeros(1).resize_(len(h), WIDTH).nan_to_num(0, 0, 0).clamp(-9, 9),
     "put_": lambda h: h - torch.zeros(WIDTH).put_(torch.arange(WIDTH), h.detach().mean(0)),
     "masked_fill_ by a mean": lambda h: h - torch.zeros(WIDTH).masked_fill_(torch.ones(WIDTH) > 0, h.detach().mean()),
@@ -332,7 +331,7 @@ OPERATIONS: dict[str, Operation] = {
     "fft2": lambda h: h + torch.fft.fft2(h.detach()).real,
     "fftn by s": lambda h: h + torch.fft.fftn(h.detach(), s=(len(h), WIDTH)).real,
     "group_norm, transposed": lambda h: F.group_norm(h.T[None], 1)[0].T,
-    "group_norm with records as channels": lambda h: F.group_norm(h[None], 2)[0] if len(h) % 2 == 0 else F.group_norm(h[None], 1)[0],
+    "group_norm with records as channels": lambda h: F.group_norm(h[None], 2 - len(h) % 2)[0],
     "instance_norm, records in space": lambda h: F.instance_norm(h.T[None])[0].T,
     "max_pool over records": lambda h: h + F.max_pool1d(h.detach().T[None], 2, 1, padding=1)[0].T[: len(h)],
     "interpolate over records": lambda h: h + F.interpolate(h.detach().T[None], len(h) * 2)[0].T[: len(h)],
@@ -394,7 +393,6 @@ def _reset(body: Callable[[Run], None]) -> Callable[[Run], None]:
         body(run)
 
     return wrapped
-
 
 
 # --- state beside the model, and code that runs where nobody looks ------------------------------------------------------------
@@ -653,7 +651,9 @@ FATES: dict[str, Any] = {
     ).mean(),
     "gumbel_softmax": _loss_of(lambda o, y: F.cross_entropy(F.gumbel_softmax(o) + o, y)),
     "multi_margin_loss": _loss_of(F.multi_margin_loss),
-    "embedding by argmax": _loss_of(lambda o, y: (F.embedding(o.detach().argmax(1), torch.eye(CLASSES)) * o).sum(1).mean()),
+    "embedding by argmax": _loss_of(
+        lambda o, y: (F.embedding(o.detach().argmax(1), torch.eye(CLASSES)) * o).sum(1).mean()
+    ),
     "gather by argmax": _loss_of(lambda o, y: o.gather(1, o.detach().argmax(1)[:, None]).mean()),
     "one_hot of argmax": _loss_of(lambda o, y: (F.one_hot(o.detach().argmax(1), CLASSES) * o).sum(1).mean()),
     "a bucket as index": _loss_of(
@@ -711,7 +711,11 @@ LOOPS: list[Trap] = [
     _loop("a hook after the step", _post_hook),
     _loop("a hook after the step, registered before", late(between=_keep_for_hook), optimizer=_HookedBefore),
     _loop("a view made in an earlier batch", _kept_view, steps=4),
-    _loop("a constant written after the step", late(after=_kept_constant, before=lambda run, b: (b[0] - run.notes.get("kept", 0), b[1])), steps=3),
+    _loop(
+        "a constant written after the step",
+        late(after=_kept_constant, before=lambda run, b: (b[0] - run.notes.get("kept", 0), b[1])),
+        steps=3,
+    ),
     _loop("a hook during the backward pass, each alone", _hooked_each, settings={"isolation": "each"}),
     _loop("random numbers seeded by records", _seeded_by_records, steps=3, replace=True),
     _loop("the state of the generator by records", _set_state_by_records, steps=3, replace=True),

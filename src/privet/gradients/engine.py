@@ -654,8 +654,7 @@ class Engine:
                 )
 
     def refuse_changed_buffers(self) -> None:
-        """Raise if a forward pass over records has changed a buffer, or what the model consists of: both are released as they are.
-        """
+        """Raise if the body has changed a buffer, or what the model consists of: both are released as they are."""
         self._recorder.refuse_unseen_writes()
         for name, module, key in self._buffers:
             buffer = module._buffers.get(key)
@@ -668,8 +667,8 @@ class Engine:
         for (name, _), before, now in zip(self._all_modules, self._entries, self._held(), strict=True):
             if any(len(a) != len(b) or any(map(is_not, a, b)) for a, b in zip(before, now, strict=True)):
                 raise UnsupportedModelError(
-                    f"A parameter, buffer or module was added to or replaced in {f'module {name!r}' if name else 'the model'} while a "
-                    f"private batch was out. It is released with the model, and may hold records: change the model before "
+                    f"A parameter, buffer or module of {f'module {name!r}' if name else 'the model'} was added or replaced while "
+                    f"a private batch was out. It is released with the model, and may hold records: change the model before "
                     f"make_private, and keep what depends on records elsewhere."
                 )
         for name, state in self._extra_state().items():

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from privet.errors import PrivetError
 from privet.gradients import packed
 from privet.gradients.following import is_known
-from privet.gradients.knowledge import RAGGED, UnsupportedModelError, version_of, is_called_by
+from privet.gradients.knowledge import RAGGED, UnsupportedModelError, is_called_by, version_of
 from privet.gradients.marking import Marking
 from privet.gradients.marks import (
     FREE,

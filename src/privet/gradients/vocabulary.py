@@ -36,7 +36,7 @@ ESCAPES = frozenset(
     "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy __array__ __contains__ equal allclose is_nonzero "
     "__dlpack__ __reduce_ex__ __repr__ __str__ __format__ untyped_storage storage data_ptr apply_ map_ map2_".split()
 )
-"""Operations that turn values of a tensor into Python numbers or text, or show them to a Python function: they cannot be followed."""
+"""Operations that turn values of a tensor into Python numbers or text, or show them to a Python function."""
 EXPOSING = frozenset("numpy __array__ __dlpack__ untyped_storage storage data_ptr".split())
 """Of these, the ones that show the memory of a tensor, so that others than torch can write into it."""
 UNINITIALIZED = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
