@@ -364,7 +364,7 @@ class DataAccount:
         what = "only an older copy" if size else "no copy"
         return (
             f"This machine has {what} of the account {self.books.name} in {seen_folder()}, so that it would not notice if an "
-            f"older file was put back: it makes one when it next writes to the account. Keep the line of `privet budget show --head`"
+            f"older file was put back: it makes one when it next writes to the account. Keep a line of `budget show --head`"
         )
 
     def settle(self, key: str, note: str = "") -> RunOnAccount:
