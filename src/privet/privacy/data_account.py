@@ -82,7 +82,7 @@ def bound_account(data: Path) -> str | None:
     The file `.privet-account` in its folder names it, or the one in the nearest folder above. A link is bound as what it points
     to is. Two that differ are refused.
     """
-    named = {}
+    named: dict[Path, tuple[Path, str]] = {}
     for place in dict.fromkeys((data.absolute(), data.resolve())):
         folder = place if place.is_dir() else place.parent
         holder = next((each for each in (folder, *folder.parents) if os.path.lexists(each / BINDING)), None)
