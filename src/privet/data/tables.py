@@ -492,7 +492,10 @@ class _ArrowBlock:
             values = coded.dictionary.to_pylist()
         except Exception:  # pyarrow has many errors for types that it cannot encode, and some quote a value
             raise _CellError(0, "the cell has several parts, or is no text: give it one value.") from None
-        places = _numbers_of(coded.indices.cast("int64").fill_null(len(values)), np.int64)
+        indices = coded.indices.cast("int64")
+        if indices.null_count:  # only then: `fill_null` imports pandas, too
+            indices = indices.fill_null(len(values))
+        places = _numbers_of(indices, np.int64)
         for place, value in enumerate([*values, None]):
             problem = ""
             if value is None:
