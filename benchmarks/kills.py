@@ -4,9 +4,8 @@
 
 The programs are those of the slow tests (tests/training/killed.py, tests/runs/killed_methods.py, killed_tuning.py and
 killed_verbs.py), on a few hundred digits with small settings. Moments are before and after each write, and at each report of
-progress. A kill counts as lost if what was paid for or finished is gone, as under-counted if the ledger holds fewer events than were
-used, and as left over if a finished run leaves a working file. Seeded runs must end with the same bits. Writes results/kills.json
-and results/kills.md.
+progress. Lost: what was paid for or finished is gone. Under-counted: the ledger holds fewer events than were used. Left over:
+a finished run leaves a working file. Seeded runs must end with the same bits. Writes results/kills.json and results/kills.md.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 from engine import RESULTS, machine
 
 from tests.runs.small import SETTINGS

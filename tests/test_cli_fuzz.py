@@ -315,8 +315,6 @@ def check_refusals(home: Home, runs: dict[str, Path], at: Path, name: str, refus
             code, said = run(line.format(run=folder, home=home.at).split(), 60)
         if fence.written <= most:
             break  # everything was written before
-        if name == "budget open" and code == 0 and (folder / "own").exists():
-            continue  # the account is open, but this machine's copy of it could not be kept, and nothing says so
         expected = 1 if error == errno.ENOSPC else 2
         assert code in (expected, 1), (name, most, code, said)
         said = said.strip().splitlines()[-1]

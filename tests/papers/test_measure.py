@@ -41,7 +41,13 @@ def test_a_table_over_seeds_is_kept_run_by_run(digits, tmp_path, monkeypatch):
     assert all(7.9 < one.spent <= 8 and one.guarantee == "proved" for one in found[1:])
     assert "at delta = 1e-05 (add/remove one record" in found[1].statement
     monkeypatch.setattr(measuring, "train_student", lambda *_, **__: pytest.fail("it was computed again"))
+    # What a process that was killed in its last moment has left goes; what another seed has saved stays.
+    left, other = (tmp_path / f".moments-epsilon-8-seed-{seed}-{'0' * 16}" for seed in ("1", "10"))
+    assert (tmp_path / "moments-epsilon-8-seed-1.json").exists()
+    left.mkdir(), other.mkdir()
     assert work.run(STUDENTS, STUDENTS.cases, digits) == found
+    assert other.exists() and not left.exists()
+    other.rmdir()
     rows = section(STUDENTS, found).markdown().splitlines()
     assert rows[0] == (
         "| what | epsilon at delta 1e-05 | student GaussianNB % | student logistic % | published | difference | seeds | "

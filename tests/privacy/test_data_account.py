@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from privet.errors import InputError, PrivetError
+from privet.errors import InputError, PrivetError, PrivetWarning
 from privet.io.chained import Appender, chained, line_of
 from privet.io.places import seen_folder
 from privet.privacy import (
@@ -584,11 +585,70 @@ def test_a_write_that_another_machine_overwrote_is_noticed(account, tmp_path):
 
 def test_without_a_place_for_what_was_seen_the_account_works(account, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
+    assert account.unseen == ""
     monkeypatch.setenv("PRIVET_STATE", str(tmp_path / "file"))
-    run = Run(DataAccount.open("patients"), tmp_path / "a")
-    run.steps(3)
-    run.close(ended=True)
+    opened = DataAccount.open("patients")
+    assert "This machine has no copy of the account patients" in opened.unseen
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = Run(opened, tmp_path / "a")
+        run.steps(3)
+        run.close(ended=True)
+    (once,) = said
+    assert once.category is PrivetWarning and "This machine cannot keep a copy of the account" in str(once.message)
     assert account.refresh().lines > 3
+    with pytest.raises(AccountError, match="was not opened: this machine cannot keep a copy"):
+        DataAccount.create("others", 4.0, 1e-5)
+    assert not account_path("others").exists()
+    monkeypatch.setenv("PRIVET_STATE", str(tmp_path / "state"))
+    assert "only an older copy" in DataAccount.open("patients").unseen
+    account.notice()
+    assert DataAccount.open("patients").unseen == ""
+    assert DataAccount.create("others", 4.0, 1e-5).unseen == ""
+
+
+def test_data_in_folders_below_and_behind_links_are_on_the_account(account, tmp_path):
+    (tmp_path / "data" / "2026" / "may").mkdir(parents=True)
+    table = tmp_path / "data" / "2026" / "may" / "people.csv"
+    table.write_text("a\n1\n")
+    bind(tmp_path / "data", account, "patients")
+    (tmp_path / "link.csv").symlink_to(table)
+    (tmp_path / "all").symlink_to(tmp_path / "data" / "2026")
+    for place in (
+        table,
+        table.parent,
+        tmp_path / "link.csv",
+        tmp_path / "all" / "may" / "people.csv",
+        tmp_path / "all",
+    ):
+        assert bound_account(place) == "patients", place
+    assert bound_account(tmp_path / "elsewhere.csv") is None
+    other = DataAccount.create("others", 4.0, 1e-5)
+    with pytest.raises(InputError, match="bound to the account patients already"):
+        bind(table, other, "others")
+    (tmp_path / "theirs").mkdir()
+    bind(tmp_path / "theirs", other, "others")
+    (tmp_path / "theirs" / "link.csv").symlink_to(table)
+    with pytest.raises(InputError, match=r"is on two accounts, others .* and patients"):
+        bound_account(tmp_path / "theirs" / "link.csv")
+
+
+def test_a_clock_that_jumps_changes_no_sum(account, tmp_path, monkeypatch):
+    """Dates are for readers: nothing is decided by them."""
+    from privet.privacy import data_account
+
+    used = []
+    for number, date in enumerate(
+        ("1970-01-01T00:00:00+00:00", "2999-12-31T23:59:59+00:00", "2026-01-01T00:00:00+00:00")
+    ):
+        monkeypatch.setattr(data_account, "_now", lambda date=date: date)
+        run = Run(DataAccount.open("patients"), tmp_path / str(number), plan=STEP * 10)
+        run.steps(10)
+        run.close(ended=True)
+        used.append(account.refresh().standing().used)
+        assert account.standing().date == date
+    assert used[1] == pytest.approx(2 * used[0]) and used[2] == pytest.approx(3 * used[0])
+    assert [run.how for run in account.books.runs.values()] == ["ended"] * 3
 
 
 def test_a_damaged_stub_is_refused(account, tmp_path):

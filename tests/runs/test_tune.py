@@ -21,6 +21,7 @@ from privet.audit.bounds import ClopperPearson, Counts
 from privet.errors import InputError, PrivetError
 from privet.methods import Context, DataSpec, Method, Outcome, Task, method_for, register
 from privet.methods.dpsgd import DPSGD
+from privet.methods.preparation import scores
 from privet.privacy import (
     Assumed,
     Event,
@@ -34,7 +35,7 @@ from privet.privacy import (
 )
 from privet.privacy.events import tally
 from privet.randomness import Randomness
-from privet.report import RunRecord
+from privet.report import RunRecord, load_model
 from privet.runs import audit_run, run
 from privet.runs import tune as tuning
 from privet.runs.tune import WORKING, Candidate, Drawn, TuningPlan, choose, divided, grid, tune
@@ -292,13 +293,17 @@ def test_only_the_winner_is_left_with_the_ledger_of_the_tuning(finished: Path, s
     assert isinstance(spent.guarantee, Assumed)
     assert record.tuning is not None
     assert record.tuning.candidates == ("learning_rate=0.5", "learning_rate=2")
-    assert record.tuning.chosen == "learning_rate=2"
+    assert record.tuning.chosen == f"learning_rate={record.how.settings['learning_rate']:g}"
     assert record.tuning.one == pytest.approx(secret_plan.epsilon, rel=2e-3)
-    assert record.how.settings["learning_rate"] == 2
     assert not record.seeded
-    # Nothing is seeded, and the trials are short: the bound was 0.3, and one run reached 0.29. A guess is right on 0.1.
-    assert record.utility is not None and record.utility.accuracy > 0.12
-    assert 0.12 < record.tuning.best <= 1
+    # The score is that of the released model on the records that choose, and its accuracy that on the others.
+    assert record.utility is not None
+    predicted = load_model(record, finished)
+    for said, records in (
+        (record.tuning.best, secret_plan.validation),
+        (record.utility.accuracy, secret_plan.task.dataset.test),
+    ):
+        assert said == float((scores(predicted, records).argmax(1) == records.labels).double().mean())
 
 
 def test_page_and_card_say_what_was_chosen_among_what_and_what_it_cost(finished: Path) -> None:
@@ -312,7 +317,8 @@ def test_page_and_card_say_what_was_chosen_among_what_and_what_it_cost(finished:
         assert "How long the tuning took" in text
         assert "too optimistic" in text
     assert one < whole <= EPSILON
-    assert plain["tuning"]["chosen"] == "learning_rate=2"
+    chosen = RunRecord.read(finished).tuning
+    assert chosen is not None and plain["tuning"]["chosen"] == chosen.chosen
     assert "event" not in plain["tuning"]
     assert plain["privacy"]["guarantee"] == "assumed"
     assert "the best of a secret, random number of trials" in plain["accesses"][0]["what"]
@@ -589,16 +595,19 @@ def test_a_seeded_tuning_that_was_stopped_ends_with_the_same_bits(
     moments, chance = Moments(), random.Random(1)
     tune_small(seeded_plan, tmp_path / "whole", moments)
     whole, stops = RunRecord.read(tmp_path / "whole"), 0
+    # Seeded: 0.41 of 78 records. One of ten classes is guessed on 0.1 of them.
+    assert whole.tuning is not None and whole.tuning.best > 0.3
     for number in range(4):
         out = tmp_path / f"parts {number}"
-        for happens in (ctrl_c, full_disk, ctrl_c):
-            stops += stopped(seeded_plan, out, chance.randrange(moments.count), happens)
+        # The first stop hits a whole tuning. What is left is shorter, so that the later ones come earlier.
+        for happens, most in ((ctrl_c, moments.count), (full_disk, moments.count // 3), (ctrl_c, moments.count // 4)):
+            stops += stopped(seeded_plan, out, chance.randrange(most), happens)
         record = finish(seeded_plan, out)
         for name in ("ledger.jsonl", "model.safetensors"):
             assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
         assert (record.tuning, record.utility, record.how) == (whole.tuning, whole.utility, whole.how)
         assert {path.name for path in out.iterdir()} <= MAY_STAY
-    assert stops > 2
+    assert stops > 4
 
 
 def test_a_release_that_was_stopped_goes_on_with_its_number_and_pays_for_what_is_repeated(

@@ -185,7 +185,8 @@ def test_two_processes_on_one_folder_are_refused(run: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["report {run}", "report {run} --contact x", "attack {run} --attack inversion", "budget charge a --run {run}"]
+    "line",
+    ["report {run}", "report {run} --contact x", "attack {run} --attack inversion", "budget charge a --run {run}"],
 )
 def test_verbs_that_only_write_to_a_run_wait_for_nobody_and_change_nothing(
     run: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

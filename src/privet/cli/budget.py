@@ -289,6 +289,7 @@ def _facts(account: DataAccount) -> dict[str, Any]:
         "passed": account.standing().passed,
         "room": total.room(books.used + books.reserved),
         "head_line": account.head_line,
+        "not_anchored": account.unseen,
         "runs_on_it": [
             {
                 "key": run.key,
@@ -315,6 +316,8 @@ def _say(account: DataAccount) -> None:
     books, total = account.books, account.books.total
     standing = account.standing()
     echo(f"{standing}.")
+    if account.unseen:
+        echo(f"privet: {account.unseen}.", err=True)
     room = total.room(books.used + books.reserved)
     echo(
         f"Room for a Gaussian release of epsilon = {room:.2g} at delta = {total.delta:g}, and for less if steps are sampled."

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, Protocol
+from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -472,6 +472,9 @@ def _pyarrow(part: str) -> Any:
         return None
 
 
+_Number = TypeVar("_Number", np.int64, np.float64)
+
+
 @dataclass(frozen=True)
 class _ArrowBlock:
     """Rows as pyarrow read them, from Parquet with any types."""
@@ -489,7 +492,10 @@ class _ArrowBlock:
             values = coded.dictionary.to_pylist()
         except Exception:  # pyarrow has many errors for types that it cannot encode, and some quote a value
             raise _CellError(0, "the cell has several parts, or is no text: give it one value.") from None
-        places = coded.indices.cast("int64").fill_null(len(values)).to_numpy(zero_copy_only=False)
+        indices = coded.indices.cast("int64")
+        if indices.null_count:  # only then: `fill_null` imports pandas, too
+            indices = indices.fill_null(len(values))
+        places = _numbers_of(indices, np.int64)
         for place, value in enumerate([*values, None]):
             problem = ""
             if value is None:
@@ -524,14 +530,20 @@ class _ArrowBlock:
         if hasattr(column, "dictionary"):
             column = column.dictionary_decode()
         if column.null_count:
-            raise _CellError(int(column.is_null().to_numpy(zero_copy_only=False).argmax()), _EMPTY)
+            raise _CellError(column.is_null().index(True).as_py(), _EMPTY)
         kinds = import_module("pyarrow.types")
         if not any(is_kind(column.type) for is_kind in (kinds.is_integer, kinds.is_floating, kinds.is_decimal)):
             if not kinds.is_boolean(column.type):
                 raise _CellError(0, _NOT_A_NUMBER)
             column = column.cast("int8")
-        found: NDArray[np.float64] = column.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-        return found
+        return _numbers_of(column.cast("float64", safe=False), np.float64)
+
+
+def _numbers_of(column: Any, kind: type[_Number]) -> NDArray[_Number]:
+    """A column of this type without empty cells. Not by its `to_numpy`, which imports pandas where that is installed."""
+    if not len(column):
+        return np.empty(0, dtype=kind)
+    return np.frombuffer(column.buffers()[1], dtype=kind)[column.offset : column.offset + len(column)]
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ def measure(trial: Trial, folder: Path, command: str = "") -> Measurement:
     """Measure a trial, or read its result from `folder` if it was measured before with the same settings and records."""
     path, key = measured_file(trial, folder), fingerprint(trial)
     if (kept := read_kept(path, key)) is not None:
+        remove_saved(folder, path.stem)  # it may have been killed before it had cleaned up
         return replace(kept, command=command)
     place = folder / f".{path.stem}-{key[:16]}"
     started = time.process_time()
@@ -171,9 +172,9 @@ def cost_of_trial(trial: Trial) -> Cost:
     return Cost(trial.line.label, said, {"epsilon": trial.line.epsilon, "delta": trial.delta})
 
 
-def remove_saved(folder: Path, name: str = "") -> None:
-    """Delete what trials that were stopped had saved, also with other settings: they are measured, or asked for no more."""
-    for place in folder.glob(f".{name}*-{'[0-9a-f]' * 16}"):
+def remove_saved(folder: Path, name: str) -> None:
+    """Delete what a trial had saved when it was stopped, also with other settings: it is measured now."""
+    for place in folder.glob(f".{name}-{'[0-9a-f]' * 16}"):
         shutil.rmtree(place, ignore_errors=True)
 
 

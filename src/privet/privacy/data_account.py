@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from privet.errors import InputError, PrivetError
+from privet.errors import InputError, PrivetError, PrivetWarning
 from privet.io import Lock, from_json, kind_of, read_text, user_path, why_refused, write_whole
 from privet.io.chained import Appender, BrokenChain, NotAnEntry, chained, entry_of, line_of
 from privet.io.names import LEDGER
@@ -76,11 +77,26 @@ def account_path(named: str | Path) -> Path:
 
 
 def bound_account(data: Path) -> str | None:
-    """The account to which a data file or a folder of data is bound by a file `.privet-account` in its folder; or None."""
-    folder = data if data.is_dir() else data.parent
+    """The account to which a data file or a folder of data is bound; or None.
+
+    The file `.privet-account` in its folder names it, or the one in the nearest folder above. A link is bound as what it points
+    to is. Two that differ are refused.
+    """
+    named: dict[Path, tuple[Path, str]] = {}
+    for place in dict.fromkeys((data.absolute(), data.resolve())):
+        folder = place if place.is_dir() else place.parent
+        holder = next((each for each in (folder, *folder.parents) if os.path.lexists(each / BINDING)), None)
+        if holder is not None:
+            found = _read_binding(holder)
+            named.setdefault(account_path(found).resolve(), (holder, found))
+    if len(named) > 1:
+        said = " and ".join(f"{found} ({holder / BINDING})" for holder, found in named.values())
+        raise InputError(f"{data} is on two accounts, {said}: give the file itself instead of a link.")
+    return next((found for _, found in named.values()), None)
+
+
+def _read_binding(folder: Path) -> str:
     path = folder / BINDING
-    if not os.path.lexists(path):
-        return None
     try:
         found = read_text(path, _TAIL).strip()
     except InputError as error:
@@ -134,6 +150,7 @@ class DataAccount:
         """The last line that was read: if it is still where it was, so is everything before it."""
         self._ended = True
         """Whether that line has its end in the file; the next writer adds it."""
+        self._warned = False
 
     @classmethod
     def create(
@@ -189,9 +206,14 @@ class DataAccount:
             # Whole or not at all: a file whose first line is torn would be no account and could not be opened again.
             with _creating(path):
                 write_whole(path, line_of(entry, chained("", entry)))
+                refused = account._first_seen()
+                if refused:  # nobody has used it yet
+                    path.unlink()
+                    with suppress(OSError):
+                        _seen(account.books.id).unlink(missing_ok=True)
+                    raise AccountError(f"The account {path} was not opened: {refused}.")
         except OSError as error:
             raise AccountError(f"The account {path} cannot be written {why_refused(error)}.") from None
-        account.notice()
         return account
 
     @classmethod
@@ -332,6 +354,18 @@ class DataAccount:
         """Bring the newest state that this machine has seen up to date."""
         with self._writing():
             pass
+
+    @property
+    def unseen(self) -> str:
+        """Why this machine would not notice that an older file was put back, as a sentence; empty if it would."""
+        _, size = _last_line(_seen(self.books.id))
+        if size >= self._size:
+            return ""
+        what = "only an older copy" if size else "no copy"
+        return (
+            f"This machine has {what} of the account {self.books.name} in {seen_folder()}, so that it would not notice if an "
+            f"older file was put back: it makes one when it next writes to the account. Keep a line of `budget show --head`"
+        )
 
     def settle(self, key: str, note: str = "") -> RunOnAccount:
         """Give up a stopped run: what it drew stays charged, and its reservation is released.
@@ -491,25 +525,50 @@ class DataAccount:
         if size > self._size or file.read(len(line)).rstrip(b"\n") != line.rstrip(b"\n"):
             raise self._older("what this machine has seen of it")
 
+    def _first_seen(self) -> str:
+        """Keep this machine's copy of an account that was just written; returns why that cannot be, if it cannot."""
+        try:
+            with self.path.open("rb") as file:
+                self._catch_up(file)
+                self._copy_seen(file)
+        except OSError as error:
+            return _not_kept(error)
+        return ""
+
     def _note_seen(self, file: IO[bytes]) -> None:
-        """Update this machine's copy, if possible: without such a folder, an older account is not detected."""
+        """Bring this machine's copy up to date. A run goes on where that cannot be, and says so once."""
+        try:
+            self._copy_seen(file)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                said = _not_kept(error)
+                warnings.warn(f"{said[0].upper()}{said[1:]}. The account itself is kept.", PrivetWarning, stacklevel=4)
+
+    def _copy_seen(self, file: IO[bytes]) -> None:
         path = _seen(self.books.id)
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = Lock(path.with_name(f"{path.name}.lock"), wait=True)
-            try:
-                self._check_seen(file)  # another copy of the account on this machine may have written meanwhile
-                _, size = _last_line(path)
-                file.seek(size)
-                with path.open("r+b" if path.exists() else "xb") as copy:
-                    copy.truncate(size)
-                    copy.seek(size)
-                    copy.write(file.read(self._size - size))
-                if not size:
-                    path.chmod(0o600)
-                    write_whole(_where(path), str(self.path.resolve()).encode())
-            finally:
-                lock.release()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = Lock(path.with_name(f"{path.name}.lock"), wait=True)
+        try:
+            self._check_seen(file)  # another copy of the account on this machine may have written meanwhile
+            _, size = _last_line(path)
+            file.seek(size)
+            with path.open("r+b" if path.exists() else "xb") as copy:
+                copy.truncate(size)
+                copy.seek(size)
+                copy.write(file.read(self._size - size))
+            if not size:
+                path.chmod(0o600)
+                write_whole(_where(path), str(self.path.resolve()).encode())
+        finally:
+            lock.release()
+
+
+def _not_kept(error: OSError) -> str:
+    return (
+        f"this machine cannot keep a copy of the account in {seen_folder()} ({error.strerror or error}), and without it nobody "
+        f"notices that an older file was put back. Make room there, or name another folder with PRIVET_STATE"
+    )
 
 
 def _now() -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -236,6 +238,10 @@ def _record(
 def check(method: Method, task: Task, measuring: Measuring | None = None) -> None:
     """Raise, before anything is spent, if the run is known to fail."""
     measuring = measuring or Measuring()
+    if task.dataset.target is None and len(task.dataset.classes) < 2:
+        raise InputError(
+            f"{task.dataset.name} has one class only, and nothing to tell apart: name at least two classes. Nothing was spent."
+        )
     if why := method.why_not(task):
         raise InputError(f"The method {method.key} does not fit {task.dataset.name}: {why}.")
     if method.makes == "data":
@@ -256,7 +262,9 @@ def check_space(method: Method, task: Task, out: Path) -> None:
         raise PrivetError(
             f"The disk of {out} has {in_bytes(free)} left, and this run needs about {in_bytes(need)}: make room, or give a "
             f"folder on another disk with --out. Nothing was spent."
-        )
+        ) from OSError(
+            errno.ENOSPC, os.strerror(errno.ENOSPC)
+        )  # a tuning goes on after it, instead of dropping the trial
 
 
 LEAST_FREE = 16 << 20

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.dummy import DummyClassifier
 from sklearn.utils import all_estimators
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privet import models
 from privet.data import Dataset, Split
-from privet.errors import InputError
+from privet.errors import InputError, PrivetError
 from privet.methods.preparation import scores
 from privet.methods.recipe import kind_of
 from privet.training.logs import OnStep
@@ -86,7 +87,18 @@ def train_student(
         return Student(name, fitted, arguments)
     estimator = _estimator(name, seed)
     hard = targets.argmax(1) if targets.ndim == 2 else targets
-    estimator.fit(examples.flatten(1).numpy(), hard.numpy())
+    if len(hard.unique()) == 1:
+        # The records may be of one class, and noisy counts may leave one. Then nothing but a constant can be learned, which
+        # many estimators refuse, and the data are paid for.
+        estimator = DummyClassifier(strategy="most_frequent")
+    try:
+        estimator.fit(examples.flatten(1).numpy(), hard.numpy())
+        estimator.predict(examples[:1].flatten(1).numpy())  # some say only now that there are too few examples
+    except ValueError as error:
+        raise PrivetError(
+            f"The student {name} cannot learn from the artificial data ({' '.join(str(error).split())[:200].rstrip('.')}). They "
+            f"are paid for and kept: go on with another one, such as --student logistic, and --resume."
+        ) from None
     return Student(name, estimator, {})
 
 

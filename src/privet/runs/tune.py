@@ -48,7 +48,7 @@ from privet.randomness import Randomness
 from privet.randomness.sources import uniform
 from privet.report import OtherRun, RunRecord, TuningSummary, load_model, renew
 from privet.runs.accounts import OWN, account_of, on_account
-from privet.runs.runner import check, run
+from privet.runs.runner import check, check_space, run
 from privet.training.checkpoint import load_checkpoint
 from privet.training.folder import RunFolder, remove_working_files
 from privet.training.identity import plain
@@ -396,6 +396,7 @@ def tune(
         return _cleaned(out)  # it was killed when only this was left to do
     for candidate in plan.candidates:
         check(candidate.method, plan.trial_task(0))
+        check_space(candidate.method, plan.task, out)
     method = plan.candidates[0].method
     books, fresh = account_of(plan.task.spec, out, account), not out.exists()
     folder = RunFolder(out, resume=resume, relation=method.relation, unit=method.unit(plan.task))
