@@ -221,15 +221,13 @@ def make_private(
             run = opened(folder, resume=resume, ledger=ledger, relation=relation, unit=sampling.unit)
         if run is not None and run is not folder:
             undo.callback(run.close)
+        books = _ledger(run, ledger, sampling)
         if team.leads:
-            ledger = _ledger(run, ledger, sampling)
             if public_size is None:
-                ledger.size_is_public()
-            warn_of_delta(delta, size, ledger.unit)
-        continued = team.asked("the folder of the run", lambda: Continued.of(run, ledger))
-        if ledger is None or not team.leads:
-            ledger = continued.copied(ledger)
-            check_ledger(sampling, ledger)
+                books.size_is_public()
+            warn_of_delta(delta, size, books.unit)
+        continued = team.asked("the folder of the run", lambda: Continued.of(run, books))
+        ledger = books if team.leads else continued.copied(ledger)
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         if epochs is not None:
             steps = _steps(epochs, size, batch_size or source.batch_size, sampling)
