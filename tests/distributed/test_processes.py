@@ -168,7 +168,7 @@ SENTENCES = {
     "wrapped later": ("PrivetError", "wrap it first"),
     "unused parameters": ("InputError", "find_unused_parameters"),
     "sharded": ("InputError", "Parameter 'weight' is divided over the processes"),
-    "budget": ("BudgetExhausted", "would pass the budget"),
+    "budget": ("BudgetExhausted", "would exceed the budget"),
 }
 
 
