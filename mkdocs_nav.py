@@ -16,6 +16,7 @@ PAGES = {
     "Hugging Face Trainer": "transformers.md",
     "Lightning": "lightning.md",
     "accelerate": "accelerate.md",
+    "Past one machine": "past-one-machine.md",
     "What is checked": "what-is-checked.md",
     "Which models run": "architectures.md",
     "Users": "users.md",

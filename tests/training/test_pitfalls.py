@@ -464,17 +464,6 @@ def test_views_and_augmentation_in_a_method() -> None:
     assert trained.steps == 3 and all(size % 4 == 0 for size in seen)
 
 
-def test_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step may be joined from processes that each draw batches and noise of their own."""
-    model = nn.DataParallel(network())
-    with pytest.raises(InputError, match=r"DataParallel.*model\.module"):
-        privet.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), **KNOWN)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(InputError, match="several processes"):
-        make()
-
-
 def test_workers_that_draw_ahead_change_nothing() -> None:
     """Leaving the loop and coming back draws what would have been drawn, whatever workers had fetched already."""
 

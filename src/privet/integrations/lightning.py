@@ -191,7 +191,8 @@ def refuse(trainer: Trainer, module: LightningModule) -> None:
     for wrong, sentence in (
         (
             trainer.world_size > 1 or trainer.num_devices > 1,
-            "No plan accounts for several devices or processes: give the Trainer devices=1.",
+            "Lightning with several devices or processes is not supported: give the Trainer devices=1, or train in a loop of "
+            "your own that torchrun starts.",
         ),
         (
             trainer.gradient_clip_val,

@@ -321,8 +321,8 @@ def refuse(args: TrainingArguments) -> None:
     for wrong, sentence in (
         (
             args.n_gpu > 1 or args.world_size > 1,
-            "No plan accounts for several devices or processes: start one process, and show it one device "
-            "(CUDA_VISIBLE_DEVICES=0).",
+            "The Trainer with several devices or processes is not supported: start one process, and show it one device "
+            "(CUDA_VISIBLE_DEVICES=0), or train in a loop of your own that torchrun starts.",
         ),
         (
             args.deepspeed or args.fsdp,

@@ -172,6 +172,16 @@ class Ledger:
             else:
                 self.record(self._named[entry["as"]] if "as" in entry else Event.from_dict(entry["event"]))
 
+    def take_over(self, events: Iterable[tuple[Event, int]], conditions: Iterable[str]) -> None:
+        """Record what another ledger holds beyond the events of this one: its events in order, and how often each in a row."""
+        held, passed = self._total, 0
+        for event, count in events:
+            for _ in range(max(0, min(count, passed + count - held))):
+                self.record(event)
+            passed += count
+        for fact in conditions:
+            self.condition(fact)
+
     def holds(self, heads: Iterable[str]) -> set[str]:
         """Those of `heads` that the file had after one of its lines. A head proves all lines before it."""
         if self.path is None:

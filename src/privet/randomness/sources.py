@@ -26,8 +26,13 @@ class SecureSource:
     pickled or copied, and a forked process draws a new key, so no number is ever drawn twice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes | None = None) -> None:
+        """`key` is one that the processes of a training share: each draws the same numbers and uses its share of them."""
         self._new_key()
+        if key is not None:
+            if len(key) != 32:
+                raise ValueError("A secret key has 32 bytes.")
+            self._key = key
 
     def _new_key(self) -> None:
         self._key, self._requests, self._process = secrets.token_bytes(32), 0, os.getpid()
@@ -101,9 +106,10 @@ class Randomness:
     seed: int | None
 
     @classmethod
-    def of(cls, seed: int | None) -> Randomness:
+    def of(cls, seed: int | None, key: bytes | None = None) -> Randomness:
+        """The streams of a seeded run, or of a release; `key` is a secret key that several processes share for sampling."""
         if seed is None:
-            return cls(SecureSource(), SecureSource(), None)
+            return cls(SecureSource(key), SecureSource(), None)
         return cls(_seeded("sampling", seed), _seeded("noise", seed), seed)
 
     @classmethod

@@ -161,7 +161,7 @@ def state_of(private: Private) -> dict[str, Any]:
     }
 
 
-def restore(private: Private, path: Path, state: dict[str, Any]) -> None:
+def restore(private: Private, path: str, state: dict[str, Any]) -> None:
     """Restore a run to `state`."""
     for name, part in _parts(private).items():
         try:

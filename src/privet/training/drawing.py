@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from privet.data.frames import HuggingFaceRecords, OneByOne, records_of
 from privet.data.owners import Key, users_within
+from privet.distributed import Team
 from privet.errors import InputError, PrivetError, PrivetWarning
 from privet.gradients.marks import ROWS, STARTS
 from privet.randomness import Randomness, Source
@@ -156,6 +157,7 @@ class Records:
         physical: the largest number of examples in a physical batch, which has at least one record.
         workers, collate: as in torch's ``DataLoader``.
         users: the examples of each user, where a record is all that one user holds.
+        team: the processes among which each batch is divided.
     """
 
     dataset: Any
@@ -164,6 +166,7 @@ class Records:
     workers: int = 0
     collate: Collate | None = None
     users: Holdings | None = None
+    team: Team = field(default_factory=Team)
     _drawn: dict[int, list[Tensor]] = field(default_factory=dict, init=False)
     """Draws from a secret source for unfinished steps. A loop that is left and entered again must use them: if it drew again, the
     records could decide which draws are used."""
@@ -327,13 +330,16 @@ class Records:
             raise InputError("The data set has changed since its users were found: make a new plan.")
 
     def batches(self, plan: Plan, randomness: Randomness, steps: range) -> Iterator[tuple[PhysicalBatch, Any]]:
-        """The physical batches of the steps, drawn and loaded; workers may draw ahead of the steps."""
+        """The physical batches of the steps, drawn and loaded; workers may draw ahead of the steps.
+
+        With several processes, each draws the whole batch from the same stream and loads its share.
+        """
         parts: deque[PhysicalBatch] = deque()
         self._drawn = {number: pieces for number, pieces in self._drawn.items() if number >= steps.start}
 
         def draw() -> Iterator[Tensor]:
             for number in steps:
-                step = Step(plan, number, randomness)
+                step = Step(plan, number, randomness, self.team)
                 source = randomness.sampling
                 pieces = self._drawn.get(number) or self._pieces(step.sample(len(self)), source)
                 if not isinstance(source, torch.Generator):  # the state of a generator is put back instead
@@ -352,14 +358,22 @@ class Records:
                 self._drawn.pop(part.step.number, None)
 
     def _pieces(self, records: Tensor, source: Source) -> list[Tensor]:
-        """The examples of the drawn records, as physical batches with a row for each record."""
-        if self.users is None or not len(records):
-            drawn: Iterable[Tensor] = [records.unsqueeze(1)]
-        else:
-            drawn = self.users.drawn(records, source)
+        """The examples of this process's share of the drawn records, as physical batches with a row for each record."""
+        users = self.users if len(records) else None
+        drawn = self._share([records.unsqueeze(1)] if users is None else list(users.drawn(records, source)))
         if self.physical is None:
-            return list(drawn)
+            return drawn
         return [piece for rows in drawn for piece in rows.split(max(self.physical // rows.shape[1], 1))]
+
+    def _share(self, drawn: list[Tensor]) -> list[Tensor]:
+        """Every so-many-th record, in turn over all matrices; a share without any record is one empty matrix."""
+        if self.team.size == 1:
+            return drawn
+        shares, passed = [], 0
+        for rows in drawn:
+            shares.append(rows[(self.team.rank - passed) % self.team.size :: self.team.size])
+            passed += len(rows)
+        return [rows for rows in shares if len(rows)] or shares[:1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,10 +442,10 @@ class GivenRecords:
         found = {"data": data_fingerprint(self.dataset)}
         return found if self.users is None else {**found, "users": self.users.fingerprint}
 
-    def loaded(self, size_is_public: bool, physical: int | None, workers: int | None) -> Records:
+    def loaded(self, size_is_public: bool, physical: int | None, workers: int | None, team: Team) -> Records:
         """The records with their way of loading; `workers` defaults to those of the loader."""
         workers = self.workers if workers is None else workers
-        return Records(self.dataset, size_is_public, physical, workers, self.collate, self.users)
+        return Records(self.dataset, size_is_public, physical, workers, self.collate, self.users, team)
 
 
 def qualified_name(function: Any) -> str:

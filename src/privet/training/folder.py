@@ -260,18 +260,56 @@ class Saving:
     """Where and how often a run is saved.
 
     Attributes:
-        run: the folder.
+        run: the folder; None in a process that leaves it to process 0.
+        path: where it is.
         identity: settings that must be the same when the run is resumed.
         every: steps from one checkpoint to the next; None for an epoch.
         stateful: more parts to save and to continue, by name.
         own_loop: whether the folder belongs to a loop of the user's own, which leaves its description there.
+        state: the checkpoint from which the run goes on; None for a new run.
     """
 
-    run: RunFolder
+    run: RunFolder | None
+    path: str
     identity: Mapping[str, Any]
     every: int | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     own_loop: bool = False
+    state: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Continued:
+    """What all processes of a training must know of the folder and the ledger that process 0 has opened.
+
+    Attributes:
+        path: of the folder; empty where there is none.
+        state: the newest checkpoint; None for a new run.
+        relation, unit, events, conditions: what the ledger holds.
+    """
+
+    path: str
+    state: dict[str, Any] | None
+    relation: Relation
+    unit: str
+    events: list[tuple[Event, int]]
+    conditions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunFolder | None, ledger: Ledger) -> Continued:
+        path, state = ("", None) if run is None else (str(run.path), run.state)
+        return cls(path, state, ledger.relation, ledger.unit, list(ledger), ledger.conditions)
+
+    def copied(self, ledger: Ledger | None) -> Ledger:
+        """A ledger in memory with what process 0 has recorded: the given one, or a new one."""
+        copy = ledger if ledger is not None else Ledger(relation=self.relation, unit=self.unit)
+        copy.take_over(self.events, self.conditions)
+        return copy
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings of the run that is continued; empty for a new run."""
+        return self.state["identity"] if self.state is not None else {}
 
 
 def opened(

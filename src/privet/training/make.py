@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from privet.clipping import Clipping, FlatClipping, ScheduledClipping
 from privet.data.owners import Key
+from privet.distributed import Team, unwrapped
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.gradients.operation import trusted_rules
@@ -26,9 +27,9 @@ from privet.privacy.data_account import read_stub
 from privet.privacy.events import tally
 from privet.randomness import Randomness
 from privet.sampling import PoissonSampling, Sampling, Users, UserSampling
-from privet.training.checkpoint import Stateful
+from privet.training.checkpoint import Stateful, digest
 from privet.training.drawing import GivenRecords, Performance
-from privet.training.folder import RunFolder, Saving, opened
+from privet.training.folder import Continued, RunFolder, Saving, opened
 from privet.training.identity import plain, rebuild
 from privet.training.optimizers import Average, is_planned
 from privet.training.plan import BudgetLimit, Calibration, Plan, check_ledger
@@ -195,44 +196,53 @@ def make_private(
             not depend on the others; see `privet.training.rehearsal`. Without it the statement says so.
         performance: how a step is computed: physical batches, memory, workers and checkpoints; see `Performance`.
     """
-    models = (model,) if isinstance(model, nn.Module) else tuple(model)
-    optimizers = tuple(map(_inner, (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)))
-    performance = performance if performance is not None else Performance()
-    source = GivenRecords.of(dataset, users, sampling)
-    size = public_size if public_size is not None else source.records
-    sampling = _sampling(sampling, batch_size, source, public_size)
-    if epsilon is None and noise_multiplier is None:
-        raise InputError("Give either epsilon, to calibrate the noise, or noise_multiplier.")
-    if steps is not None and epochs is not None:
-        raise InputError("Give either epochs or steps.")
-    _refuse_several_processes(models)
-    _refuse_second_plan(models, ledger)
-    _keep_memory_for_the_next_step()
-    checks = Checks(isolation, self_check)
-    with ExitStack() as undo:
-        relation = sampling.relations[0]
-        run = opened(folder, resume=resume, ledger=ledger, relation=relation, unit=sampling.unit)
+    team = Team.found()
+    with team.telling(), ExitStack() as undo:
+        wrapped = unwrapped((model,) if isinstance(model, nn.Module) else tuple(model), team)
+        models = wrapped.models
+        given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+        optimizers = tuple(map(_inner, given))
+        performance = performance if performance is not None else Performance()
+        source = GivenRecords.of(dataset, users, sampling)
+        size = public_size if public_size is not None else source.records
+        sampling = _sampling(sampling, batch_size, source, public_size)
+        if epsilon is None and noise_multiplier is None:
+            raise InputError("Give either epsilon, to calibrate the noise, or noise_multiplier.")
+        if steps is not None and epochs is not None:
+            raise InputError("Give either epochs or steps.")
+        if team.size > 1:
+            _refuse_with_several_processes(given, folder, ledger, team)
+        _refuse_second_plan(models, ledger)
+        _keep_memory_for_the_next_step()
+        checks = Checks(isolation, self_check)
+        run = None
+        if team.leads:
+            relation = sampling.relations[0]
+            run = opened(folder, resume=resume, ledger=ledger, relation=relation, unit=sampling.unit)
         if run is not None and run is not folder:
             undo.callback(run.close)
-        ledger = _ledger(run, ledger, sampling)
-        if public_size is None:
-            ledger.size_is_public()
-        warn_of_delta(delta, size, ledger.unit)
+        books = _ledger(run, ledger, sampling)
+        if team.leads:
+            if public_size is None:
+                books.size_is_public()
+            warn_of_delta(delta, size, books.unit)
+        continued = team.asked("the folder of the run", lambda: Continued.of(run, books))
+        ledger = books if team.leads else continued.copied(ledger)
         budget = Budget(epsilon, delta, ledger.relation, accountant) if epsilon is not None else None
         if epochs is not None:
             steps = _steps(epochs, size, batch_size or source.batch_size, sampling)
         calibration = Calibration(sampling, noise, budget, ledger)
-        steps, noise_multiplier = calibration.solve(steps, noise_multiplier, _stored(run))
+        steps, noise_multiplier = calibration.solve(steps, noise_multiplier, _stored(continued.identity))
         noises = calibration.made(noise_multiplier)
         # A record that is evaluated alone is collated alone, and its gradient is that of autograd.
         assumptions = checks.assumptions
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if isolation != "each":
             assumptions += source.assumptions + trusted_rules(whole)
-        if not fixed_beforehand and _follows_releases(ledger, run):
+        if not fixed_beforehand and _follows_releases(ledger, continued.identity):
             assumptions += (PLANNED,)
         plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, size, assumptions)
-        paying = _paying(account, run, folder, ledger, plan, undo)
+        paying = _paying(account, run, folder, ledger, plan, undo) if team.leads else None
         physical = performance.physical(models[0], source.dataset, views)
         settings: dict[str, Any] = {
             "plan": plan,
@@ -245,29 +255,37 @@ def make_private(
             "average": average,
             "optimizers": [type(each).__name__ for each in optimizers],
         }
+        identity = plain(settings) | (source.identity if continued.path or team.size > 1 else {})
+        team.same("the settings", identity, "give every process the same arguments and the same records")
+        if continued.state is None:
+            _require_same_models(whole, team)
         saving = None
-        if run is not None:
+        if continued.path:
             # Another division into physical batches rounds differently, which does no harm to a release.
             divided = {"physical_batch_size": physical if seed is not None else None}
             saving = Saving(
                 run,
-                plain(settings) | divided | source.identity,
+                continued.path,
+                identity | divided,
                 performance.save_every,
                 stateful or {},
                 own_loop=not isinstance(folder, RunFolder),
+                state=continued.state,
             )
-            run.begin(saving.identity, seeded=seed is not None)
+            if run is not None:
+                run.begin(saving.identity, seeded=seed is not None)
         private = Private(
             BudgetLimit(plan, ledger, delta, budget),
             Engine(whole, loss_reduction=loss_reduction, memory_budget=performance.memory_budget),
             optimizers,
-            source.loaded(public_size is None, 1 if isolation == "each" else physical, performance.workers),
-            Randomness.of(seed),
+            source.loaded(public_size is None, 1 if isolation == "each" else physical, performance.workers, team),
+            Randomness.of(seed, team.key() if seed is None else None),
             average=None if average is None else Average(whole, average),
             scheduler=scheduler,
             saving=saving,
             checks=checks,
             settings=settings | {"loss_reduction": loss_reduction, "performance": performance, "models": models},
+            wrapped=wrapped,
         )
         private.paying = paying
         undo.pop_all()
@@ -365,17 +383,17 @@ def _paying(
     return paying
 
 
-def _stored(run: RunFolder | None) -> dict[str, Any]:
+def _stored(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The steps and the noise multiplier of a run that is continued."""
-    if run is None or not run.identity:
+    if not identity:
         return {}
-    return {"steps": run.identity["plan"]["steps"], "noise_multiplier": rebuild(run.identity["noise_multiplier"])}
+    return {"steps": identity["plan"]["steps"], "noise_multiplier": rebuild(identity["noise_multiplier"])}
 
 
-def _follows_releases(ledger: Ledger, run: RunFolder | None) -> bool:
+def _follows_releases(ledger: Ledger, identity: Mapping[str, Any]) -> bool:
     """Whether the ledger held other releases when the run began; a run that is continued keeps its answer."""
-    if run is not None and run.identity:
-        return PLANNED in run.identity["plan"].get("assumptions", ())
+    if identity:
+        return PLANNED in identity["plan"].get("assumptions", ())
     return bool(tally(ledger.event))
 
 
@@ -388,20 +406,32 @@ def _keep_memory_for_the_next_step() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def _refuse_several_processes(models: Sequence[nn.Module]) -> None:
-    """Refuse distributed training: each process would draw its own batches and noise, and the plan would not see the join."""
-    for each in models:
-        if isinstance(each, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            raise InputError(
-                f"{type(each).__name__} joins gradients of several devices, which no plan accounts for: give the model that is "
-                f"in it (model.module), and train it in one process."
-            )
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
-        raise InputError("This is one of several processes that train together, which no plan accounts for: start one.")
+def _refuse_with_several_processes(
+    optimizers: Sequence[Any], folder: RunFolder | str | Path | None, ledger: Ledger | None, team: Team
+) -> None:
+    if any(_inner(each) is not each for each in optimizers):
+        raise InputError(
+            "accelerate with several processes is not supported: start the script with torchrun, call "
+            "torch.distributed.init_process_group() in it, and give make_private torch's own optimizer."
+        )
+    if isinstance(folder, RunFolder):
+        raise InputError("Process 0 alone opens the folder of a run: give make_private its path, not a RunFolder.")
+    if ledger is not None and ledger.path is not None and not team.leads:
+        raise InputError(
+            "Process 0 alone writes the ledger: open it there only, and give ledger=None in the other processes."
+        )
+
+
+def _require_same_models(whole: nn.Module, team: Team) -> None:
+    """Raise unless all processes begin with the same parameters and buffers."""
+    if team.size > 1:
+        prints = {f"value of '{name}'": digest({"": tensor.cpu()}) for name, tensor in whole.state_dict().items()}
+        team.same(
+            "the model",
+            prints,
+            "build the model after the same torch.manual_seed in every process, load the same weights, or wrap it in "
+            "DistributedDataParallel first",
+        )
 
 
 def _refuse_second_plan(models: Sequence[nn.Module], ledger: Ledger | None) -> None:

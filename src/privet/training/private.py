@@ -15,7 +15,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
+from privet.distributed import Unwrapped
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import FREE, mark_of, set_mark
@@ -72,6 +74,7 @@ class Private:
         saving: Saving | None = None,
         checks: Checks | None = None,
         settings: Mapping[str, Any] | None = None,
+        wrapped: Unwrapped | None = None,
     ) -> None:
         """
         Args:
@@ -81,14 +84,17 @@ class Private:
             saving: the folder in which the run is saved.
             checks: how records are kept apart.
             settings: further settings that `description` names.
+            wrapped: the model without the wrappers that would join gradients of several processes.
         """
         self.limit, self.plan, self.ledger, self.delta = limit, limit.plan, limit.ledger, limit.delta
         self.engine, self.optimizers, self.randomness = engine, tuple(optimizers), randomness
         self.average, self.scheduler = average, scheduler
         self.steps_done = 0
         self.bad_records = 0
-        """The number of records whose gradient was not finite and contributed nothing. Do not publish it."""
+        """The number of records, in the batches of this process, whose gradient was not finite and contributed nothing. Do not
+        publish it."""
         self._records, self._checks = records, checks or Checks()
+        self._team, self._wrapped = records.team, wrapped or Unwrapped((), ())
         self._settings = dict(settings or {})
         self._parameters = {name: p for name, p in engine.model.named_parameters() if p.requires_grad}
         self.state = self.plan.init(self._parameters)
@@ -116,15 +122,17 @@ class Private:
         check_optimizers(self.optimizers, self._parameters)
         self._run_folder: RunFolder | None = saving.run if saving is not None else None
         self._own_loop = saving is not None and saving.own_loop
+        self._is_saved = saving is not None
         self._save_every = (saving.every if saving is not None else None) or self.steps_per_epoch
         self.paying: AccountedRun | None = None
         """Pays from the account of the data set; None without an account."""
         self.identity = dict(saving.identity) if saving is not None else {}
         self.stateful: dict[str, Stateful] = dict(saving.stateful) if saving is not None else {}
-        if self._run_folder is not None and self._run_folder.state is not None:
-            restore(self, self._run_folder.path, self._run_folder.state)
-        elif self._run_folder is not None:
+        if saving is not None and saving.state is not None:
+            restore(self, saving.path, saving.state)
+        elif saving is not None:
             self.save()
+        self._wrapped.set_apart(True)
         self._held = _held(self.optimizers)
         guard(self, self.optimizers, self._before_step, self._after_step)
 
@@ -140,7 +148,7 @@ class Private:
 
     @property
     def run_folder(self) -> RunFolder | None:
-        """The folder of the run; None for one in memory."""
+        """The folder of the run; None for one in memory, and in a process that leaves it to process 0."""
         return self._run_folder
 
     @property
@@ -160,7 +168,8 @@ class Private:
         """
         if steps is not None and steps < 1:
             raise InputError(f"batches(steps=...) takes at least one step, not {steps}.")
-        self._check_limit(self.steps_done)
+        with self._team.telling():
+            self._check_limit(self.steps_done)
         left = self.plan.steps - self.steps_done
         return Batches(self, left if steps is None else min(steps, left), progress, on_step)
 
@@ -195,7 +204,9 @@ class Private:
             self._set_gradients({})
             self._paused = True
             try:
-                yield
+                # While a batch is out, other processes may be elsewhere: nothing is sent.
+                with self._wrapped.joined() if self._part is None else nullcontext():
+                    yield
             finally:
                 self._paused = False
                 for name, parameter in self._parameters.items():
@@ -252,11 +263,18 @@ class Private:
             self._conclude()
 
     def save(self) -> None:
-        """Write a checkpoint now. This happens automatically every `save_every` steps and after the last one."""
-        if self._run_folder is None:
+        """Write a checkpoint now. This happens automatically every `save_every` steps and after the last one.
+
+        With several processes, each calls it, and process 0 writes.
+        """
+        if not self._is_saved:
             raise InputError("This run has no folder to save it in: give make_private(..., folder=...).")
         if self._part is not None and not self._part.last:
             raise PrivetError("A step of several physical batches can only be saved after its last one.")
+        self._team.asked(f"the checkpoint after step {self.steps_done}", self._write)
+
+    def _write(self) -> None:
+        assert self._run_folder is not None
         self._run_folder.save(self.steps_done, state_of(self))
         if self._own_loop and self.steps_done:
             self._leave_description()
@@ -282,12 +300,15 @@ class Private:
     def report(self, test: Any = None, **about: Any) -> Path:
         """Measure and attack the model, and write record, card and page into the folder of the run; returns the page.
 
+        With several processes, each calls it, and process 0 does the work.
+
         Args:
             test: records that were not trained on: a `privet.data.Split`, or inputs and labels. Without it nothing is measured.
             about: further arguments of `privet.runs.own.report_loop`.
         """
         # Imported by name, because this package must not depend on the ones above it.
-        made: Path = import_module("privet.runs.own").report_loop(self, test, **about)
+        make = import_module("privet.runs.own").report_loop
+        made: Path = self._team.asked("the report", lambda: make(self, test, **about))
         return made
 
     def close(self) -> None:
@@ -300,6 +321,7 @@ class Private:
             running.close()  # a loop that ended with an error, and that a traceback still holds
         unguard(self.optimizers)
         release(self)
+        self._wrapped.set_apart(False)
         if self.paying is not None:
             # Without a folder the run cannot go on, so nothing stays reserved for it.
             self.paying.close(ended=self._run_folder is None or self.steps_done >= self.plan.steps)
@@ -324,15 +346,20 @@ class Private:
         return loop
 
     def _loop(self, steps: int, progress: bool, on_step: OnStep | None) -> Generator[Any]:
-        self._records.check(self.plan)
-        self._check_parameters()
         wanted = self.steps_done + steps
-        end = min(wanted, self._check_limit(self.steps_done))
         with ExitStack() as stack:
+            stack.enter_context(
+                self._team.telling(lambda: f"the end of a loop that was left after step {self.steps_done}")
+            )
+            self._records.check(self.plan)
+            self._check_parameters()
+            end = min(wanted, self._opened(wanted))
+            self._wrapped.refuse_later_wrappers()
             stack.enter_context(self.engine)
             stack.callback(self._forget)
             self._check_rules()
-            tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if progress else None
+            shown = progress and self._team.leads
+            tick = stack.enter_context(step_progress(self.plan.steps, self.steps_done)) if shown else None
             report = StepReport(self)
             self.continue_streams()
             self._look_around()
@@ -364,10 +391,21 @@ class Private:
                     self.save()
                 if part.last and self.steps_done == self.plan.steps:
                     release(self)
+                    self._wrapped.set_apart(False)
                     if self.paying is not None:
                         self.paying.close(ended=True)
-        if end < wanted:
-            self._check_limit(self.steps_done)
+            if end < wanted:
+                self._team.asked("the end of the budget", lambda: self._check_limit(self.steps_done))
+
+    def _opened(self, wanted: int) -> int:
+        """The step before which process 0 says that the run has to end; the others take over what its ledger holds."""
+        limit, events, conditions = self._team.asked(
+            f"the loop from step {self.steps_done + 1} to {wanted}",
+            lambda: (self._check_limit(self.steps_done), list(self.ledger), self.ledger.conditions),
+        )
+        if not self._team.leads:
+            self.ledger.take_over(events, conditions)
+        return limit
 
     def _look_around(self) -> None:
         """Before the first batch, note all tensors that exist: except for the data set itself, they hold no records of it."""
@@ -443,6 +481,7 @@ class Private:
             complaint = self._conclude(quiet=seed % 2 == 0)
             if not complaint:
                 break  # after a complaint, the check is repeated once with other records
+        self._team.agree(f"the self-check before step {step + 1}")
         self._rehearsed_to = step
 
     def _is_checked_before(self, step: int) -> bool:
@@ -503,8 +542,12 @@ class Private:
             self.torch_state = None
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._paused:
-            return
+        if not self._paused:
+            with self._team.telling():
+                self._take(optimizer, args, kwargs)
+
+    def _take(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the gradients of the batch that was handed out, and give the optimizer what it may use of them."""
         if any(callable(a) for a in args) or kwargs.get("closure") is not None:
             raise PrivetError(
                 "optimizer.step(closure) runs several backward passes for one batch; call it without a closure."
@@ -546,7 +589,9 @@ class Private:
         self._set_gradients({})  # an optimizer leaves a parameter without gradient as it is
         if part.last:
             public = self._public_gradients()
-            result = part.step.release(self._record)
+            result = part.step.release(self._record, self._replicas(part))
+            if not self._team.leads:
+                self._follow_ledger(part.step.number)
             self.state = result.state
             self._set_gradients(
                 {n: result.gradients[n] + public[n] if n in public else result.gradients[n] for n in self._parameters}
@@ -557,6 +602,25 @@ class Private:
                     optimizer.expect_noise({p: deviations[name] for name, p in self._parameters.items()})
             self.steps_done += 1
             self.stream = part.stream
+
+    def _replicas(self, part: PhysicalBatch) -> Iterator[Tensor]:
+        """Tensors that are the same in every process of the team: parameters, the state of the plan, and the batch."""
+        yield from self._parameters.values()
+        for leaf in tree_leaves((self.state.clipping, self.state.noise)):
+            if isinstance(leaf, Tensor | float | int):
+                yield leaf if isinstance(leaf, Tensor) else torch.tensor(leaf)
+        if part.step.drawn is not None:
+            yield part.step.drawn
+
+    def _follow_ledger(self, step: int) -> None:
+        """Record here what process 0 has recorded."""
+        if self._team.word > len(self.ledger):
+            self.ledger.record(self.plan.step_event(step))
+        if self._team.word != len(self.ledger):
+            raise PrivetError(
+                "The ledger of process 0 holds events that no step of this loop has recorded: record nothing else in it while "
+                "the loop runs."
+            )
 
     def _public_gradients(self) -> dict[str, Tensor]:
         """The gradients of the functions of `public` in this step."""
@@ -586,12 +650,15 @@ class Private:
             self._run_folder.record(step_name(self.steps_done), event, released)
         else:
             self.ledger.record(event)
+        self._team.word = len(self.ledger)
 
     def _is_due(self) -> bool:
         at = self.steps_done
-        return self._run_folder is not None and (at % self._save_every == 0 or at == self.plan.steps)
+        return self._is_saved and (at % self._save_every == 0 or at == self.plan.steps)
 
     def _check_limit(self, step: int) -> int:
+        if not self._team.leads:
+            return self.plan.steps  # process 0 tells, at the start of a loop and in every step
         run = self._run_folder
         return self.limit.check(step, run.in_ledger(step_name, step, self.plan.steps) if run is not None else None)
 

@@ -7,12 +7,13 @@ result = step.release(record)                  # result.gradients is for the opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from privet.clipping import BoundedSum, Deviations, Released
+from privet.distributed import Team
 from privet.errors import PrivetError
 from privet.gradients import PerExampleGradients
 from privet.privacy import Event
@@ -49,12 +50,17 @@ class Step:
     plan: Plan
     number: int
     randomness: Randomness
+    team: Team = field(default_factory=Team)
+    """The processes that take part in the step."""
+    drawn: Tensor | None = field(default=None, init=False)
+    """The records of the whole batch. They are private."""
     state: PlanState | None = field(default=None, init=False)
     bounded: BoundedSum | None = field(default=None, init=False)
 
     def sample(self, records: int) -> Tensor:
         """The indices of the records that take part."""
-        return self.plan.sampling.draw(records, self.randomness.sampling)
+        self.drawn = self.plan.sampling.draw(records, self.randomness.sampling)
+        return self.drawn
 
     def add(self, gradients: PerExampleGradients, state: PlanState) -> None:
         """Clip the gradients of a physical batch and add them to the sum; all parts of a step have the same state."""
@@ -63,8 +69,12 @@ class Step:
         clipped, self.state = self.plan.clipping.clip(gradients, state.clipping), state
         self.bounded = clipped if self.bounded is None else self.bounded + clipped
 
-    def release(self, record: Record) -> StepResult:
-        """Add noise to the sum, record the step, divide by the expected batch size, and round to the parameters' dtype."""
+    def release(self, record: Record, replicas: Iterable[Tensor] = ()) -> StepResult:
+        """Add noise to the sum, record the step, divide by the expected batch size, and round to the parameters' dtype.
+
+        With several processes, the sum is that over all of them, process 0 adds the noise and records the step, and the
+        others get the noisy sum after that. `replicas` are tensors that must be the same in all processes.
+        """
         plan, state, bounded = self.plan, self.state, self.bounded
         if bounded is None or state is None:
             raise PrivetError("A step has no gradients yet: add those of its batch, which may be empty.")
@@ -74,8 +84,14 @@ class Step:
                 f"In step {self.number + 1} the noise has another cost than its plan says: the event of a step must follow from "
                 f"the settings of the noise and the number of the step, not from its state."
             )
-        noisy = mechanism.add(bounded, self.randomness.noise)
-        record(plan.step_event(self.number), noisy)
+        whole = replace(bounded, tensors=self.team.summed(bounded.tensors, f"step {self.number + 1}", replicas))
+
+        def make() -> dict[str, Tensor]:
+            made = mechanism.add(whole, self.randomness.noise)
+            record(plan.step_event(self.number), made)
+            return made
+
+        noisy = self.team.released(make, bounded.tensors)
         released = Released(noisy, expected, lambda: mechanism.deviations(bounded))
         metric = plan.clipping.metric(state.clipping)
 

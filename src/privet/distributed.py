@@ -1,0 +1,393 @@
+"""The processes that train one model together, what they tell each other, and the wrappers around the model.
+
+Everything that the processes do together begins with `agree`: each says where it is, and whether it is well. Only when all are
+at the same place, and all are well, does anything follow. A process that fails says so in the same way, at whatever place
+the others are: they raise its sentence, and none waits for a process that will not come.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from privet.errors import InputError, PrivetError
+
+T = TypeVar("T")
+
+LATE = (
+    "This process joined a process group after make_private, which planned for one process: call "
+    "torch.distributed.init_process_group() first, then make_private."
+)
+DIVERGED = (
+    "The processes have diverged: {0} has other parameters, another state of the clipping, or another batch than {1}. Nothing "
+    "of this step was released. Let every process do the same to the model: train on public data with the same batches "
+    "everywhere, and draw no random numbers in private.public(function)."
+)
+_NAMES = ("bfloat16", "float16", "float32", "float64")
+_DTYPES = tuple(getattr(torch, name) for name in _NAMES)
+
+
+class Team:
+    """The processes of one training: this one alone, or all of a process group.
+
+    Process 0 leads: it alone holds the noise, writes the ledger and the checkpoints, and decides how many steps the budget
+    allows. All processes draw the same batches, each computes the clipped sum over its share of a batch, and the sums are
+    added up in process 0.
+
+    Formal guarantees: the sum of a step is the sum over all processes, each added once, in float64. Noise is drawn once, by
+    process 0, with the scale of the whole sum. No process but 0 gets anything that depends on the records of others before
+    `released` has written it down: what process 0 sends is the noisy sum, after its event is in the ledger.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group) if group is not None else 0
+        self.size = dist.get_world_size(group) if group is not None else 1
+        self.word = 0
+        """A number that process 0 sends along with each release: how many events its ledger holds."""
+        self._ended = ""
+        """Why the team has ended; empty while it works."""
+        self._answering = False
+        """Whether process 0 is making what the others wait for: what it does for that, it does alone."""
+
+    @classmethod
+    def found(cls) -> Team:
+        """The team of the process group that this process belongs to; a team of one where there is none."""
+        if _world() > 1:
+            # A group of its own: what the user's code sends cannot get between. Gloo works with and without a GPU.
+            return cls(dist.new_group(backend="gloo"))
+        started = (
+            int(os.environ.get("WORLD_SIZE", "1")) if dist.is_available() and dist.is_torchelastic_launched() else 1
+        )
+        if started > 1:
+            raise InputError(
+                f"torchrun has started {started} processes, and this one belongs to no process group: call "
+                f"torch.distributed.init_process_group() before make_private."
+            )
+        return cls()
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def named(self, rank: int) -> str:
+        return f"process {rank}"
+
+    # --- agreeing ---------------------------------------------------------------------------------------------------
+
+    def agree(self, place: str, fact: int = 0) -> None:
+        """Wait for all processes; raises unless all are at this place of the program, with the same fact, and none has failed."""
+        if self.size == 1:
+            if _world() > 1:
+                raise PrivetError(LATE)
+            return
+        if not self._answering:
+            self._exchange(place, fact, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process cannot go on, wherever they are, unless the team has ended already."""
+        if self.size > 1 and not self._ended and not self._answering and dist.is_initialized():
+            with suppress(PrivetError):
+                self._exchange("", 0, error)
+            self._ended = self._ended or str(error)
+
+    @contextmanager
+    def telling(self, left: Callable[[], str] | None = None) -> Iterator[None]:
+        """Inside, an error of this process is told to the others. `left` names the place of a generator that was closed."""
+        try:
+            yield
+        except GeneratorExit:
+            if left is not None and self.size > 1 and dist.is_initialized():
+                with suppress(
+                    PrivetError
+                ):  # where the others have not left, they raise, and this process does at its next use
+                    self.agree(left())
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def _exchange(self, place: str, fact: int, error: BaseException | None) -> None:
+        if self._ended:
+            raise PrivetError(self._ended)
+        mine = torch.tensor([error is not None, _hash(place.encode()), fact], dtype=torch.int64)
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._reached():
+            dist.all_gather(rows, mine, group=self._group)
+            if error is None and all(torch.equal(row, mine) for row in rows):
+                return
+            told: list[Any] = [None] * self.size
+            dist.all_gather_object(told, _told(place, fact, error), group=self._group)
+        raise self._failure(told)
+
+    def _failure(self, told: list[tuple[str, int, bytes | None, str]]) -> PrivetError:
+        """The error of the first process that failed, or the first difference, as the error of all."""
+        for rank, (_, _, kind, sentence) in enumerate(told):
+            if kind is not None:
+                self._ended = sentence
+                return _made(kind, sentence, rank)
+        places = [place for place, *_ in told]
+        other = next((rank for rank, place in enumerate(places) if place != places[0]), 0)
+        if other:
+            self._ended = (
+                f"The processes do not do the same: process {other} is at {places[other]}, and process 0 is at {places[0]}. "
+                f"Let every process run the same loop with the same number of steps; what only one process does (logging, "
+                f"evaluation) must not touch the loop."
+            )
+            return PrivetError(self._ended)
+        other = next(rank for rank, row in enumerate(told) if row[1] != told[0][1])
+        self._ended = DIVERGED.format(f"process {other}", "process 0")
+        return PrivetError(self._ended)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Inside, a connection that breaks is explained: another process has died."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, PrivetError):
+                raise
+            self._ended = (
+                f"Another process of this training has ended or cannot be reached, so this one stops, too; its own message "
+                f"says why. The ledger of process 0 holds every step that was used. ({str(error).splitlines()[0]})"
+            )
+            raise PrivetError(self._ended) from None
+
+    # --- doing something together -----------------------------------------------------------------------------------
+
+    def asked(self, place: str, make: Callable[[], T]) -> T:
+        """What `make` returns in process 0, for all processes: plain data. If it raises there, all processes raise its error."""
+        if self.size == 1 or self._answering:
+            return make()
+        with self.telling():
+            self.agree(place)
+            value = self._alone(make) if self.leads else None
+            self.agree(f"the result of {place}")
+        given = [value]
+        with self._reached():
+            dist.broadcast_object_list(given, src=0, group=self._group)
+        return given[0]  # type: ignore[return-value]
+
+    def _alone(self, make: Callable[[], T]) -> T:
+        self._answering = True
+        try:
+            return make()
+        finally:
+            self._answering = False
+
+    def same(self, what: str, value: Mapping[str, Any], way_out: str) -> None:
+        """Raise unless all processes have the same value; the message names the first field that differs."""
+        if self.size == 1:
+            return
+        self.agree(what)
+        found: list[Any] = [None] * self.size
+        with self._reached():
+            dist.all_gather_object(found, dict(value), group=self._group)
+        for rank, other in enumerate(found):
+            for name in found[0] | other:  # in order: every process names the same field
+                if found[0].get(name) != other.get(name):
+                    self._ended = f"Process {rank} has another {name} than process 0: {way_out}."
+                    raise InputError(self._ended)
+
+    def key(self) -> bytes | None:
+        """A secret key of 256 bits that all processes share and that is never written; None for one process, which makes its own.
+
+        It goes over the network of the process group, as the sums without noise do: that network must be trusted.
+        """
+        return None if self.size == 1 else self.asked("the secret key", lambda: os.urandom(32))
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def summed(self, tensors: Mapping[str, Tensor], place: str, replicas: Iterable[Tensor]) -> dict[str, Tensor]:
+        """In process 0, the sums over all processes of these float64 tensors. In the others, zeros: they get the release.
+
+        `replicas` are the tensors that must be the same in all processes, such as the parameters.
+        """
+        if self.size == 1:
+            self.agree(place)
+            return dict(tensors)
+        # What can fail here comes before the agreement: after it, the others wait in the sum and cannot be told.
+        total = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors.values()])
+        if total.dtype != torch.float64:
+            raise TypeError("Clipped sums are added up in float64.")
+        self.agree(place, fingerprint(replicas))
+        with self._reached():
+            dist.reduce(total, dst=0, op=dist.ReduceOp.SUM, group=self._group)
+        if not self.leads:
+            total.zero_()  # partial sums of others may be left in it
+        return {name: part.to(tensors[name].device) for name, part in _parts(total, tensors)}
+
+    def released(self, make: Callable[[], dict[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `make` returns in process 0, for all processes. When it returns there, its event is in the ledger, on the disk.
+
+        `like` has the names and shapes of what is made. An error of `make` ends all processes, and nothing was sent.
+        """
+        if self.size == 1:
+            return make()
+        with self.telling():
+            made = self._alone(make) if self.leads else {}
+            self.agree("the ledger's answer")
+        kinds = torch.tensor([self.word, *(_DTYPES.index(made[n].dtype) if self.leads else 0 for n in like)])
+        with self._reached():
+            dist.broadcast(kinds, src=0, group=self._group)
+            self.word, dtypes = int(kinds[0]), [_DTYPES[int(kind)] for kind in kinds[1:]]
+            result: dict[str, Tensor] = {}
+            for dtype in dict.fromkeys(dtypes):
+                some = {name: like[name] for name, each in zip(like, dtypes, strict=True) if each == dtype}
+                if self.leads:
+                    flat = torch.cat([made[name].reshape(-1) for name in some]).cpu()
+                else:
+                    flat = torch.empty(sum(tensor.numel() for tensor in some.values()), dtype=dtype)
+                dist.broadcast(flat, src=0, group=self._group)
+                result |= {name: part.to(like[name].device) for name, part in _parts(flat, some)}
+        return made if self.leads else {name: result[name] for name in like}
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> int:
+    """A number of 63 bits from all bits of the tensors, for finding accidental differences: sums, and no hash."""
+    total = 0
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().reshape(-1)
+        if not flat.numel():
+            continue
+        size = min(flat.element_size(), 8)
+        words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+        total = (total * 1_000_003 + int(words.sum(dtype=torch.int64))) & (2**63 - 1)
+    return total
+
+
+def _world() -> int:
+    """The number of processes in the process group that exists now."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _parts(flat: Tensor, like: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    start = 0
+    for name, tensor in like.items():
+        yield name, flat[start : start + tensor.numel()].view(tensor.shape)
+        start += tensor.numel()
+
+
+def _hash(text: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little", signed=True)
+
+
+def _told(place: str, fact: int, error: BaseException | None) -> tuple[str, int, bytes | None, str]:
+    if error is None:
+        return place, fact, None, ""
+    known = isinstance(error, PrivetError)
+    kind = type(error) if known else PrivetError
+    sentence = str(error) if known else f"{type(error).__name__}: {error}"
+    return place, fact, pickle.dumps(kind), sentence
+
+
+def _made(kind: bytes, sentence: str, rank: int) -> PrivetError:
+    """The error of another process, of the same class."""
+    try:
+        made = pickle.loads(kind)(sentence)
+        return made if isinstance(made, PrivetError) else PrivetError(sentence)
+    except Exception:  # a class of somebody else's may take other arguments, or be defined elsewhere
+        return PrivetError(f"Process {rank} stopped: {sentence}")
+
+
+class Unwrapped:
+    """The modules of a training, without the wrappers that would join their gradients.
+
+    The loop may go on calling the wrappers. While `set_apart`, `DistributedDataParallel` sends nothing: neither gradients, which
+    it would average without clipping, nor buffers, for which it would wait for processes whose share of a batch is empty.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], wrappers: Sequence[DistributedDataParallel]) -> None:
+        self.models, self._wrappers = tuple(models), tuple(wrappers)
+
+    def refuse_later_wrappers(self) -> None:
+        """Raise if a module was wrapped after `make_private`: such a wrapper would join gradients."""
+        if _world() > 1:
+            for thing in gc.get_objects():
+                if (
+                    type(thing) is DistributedDataParallel
+                    and thing not in self._wrappers
+                    and thing.module in self.models
+                ):
+                    raise PrivetError(
+                        "The model was wrapped in DistributedDataParallel after make_private: wrap it first, and give "
+                        "make_private the wrapper."
+                    )
+
+    def set_apart(self, apart: bool) -> None:
+        for wrapper in self._wrappers:
+            wrapper.require_backward_grad_sync = not apart
+            wrapper.require_forward_param_sync = not apart
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Inside, the wrappers work as usual."""
+        self.set_apart(False)
+        try:
+            yield
+        finally:
+            self.set_apart(True)
+
+
+def unwrapped(models: Sequence[nn.Module], team: Team) -> Unwrapped:
+    """The modules in their wrappers; raises for a wrapper or a kind of parameter whose sums would not be those of the plan."""
+    inner, wrappers = [], []
+    for model in models:
+        if isinstance(model, DataParallel):
+            raise InputError(
+                "DataParallel joins gradients of several devices outside the plan: give the model that is in it (model.module), "
+                "and start one process for each device with torchrun."
+            )
+        if isinstance(model, DistributedDataParallel):
+            _check_wrapper(model, team)
+            wrappers.append(model)
+            model = model.module
+        _check_parameters(model)
+        inner.append(model)
+    return Unwrapped(inner, wrappers)
+
+
+def _check_wrapper(wrapper: DistributedDataParallel, team: Team) -> None:
+    odd = next(
+        (name for name in ("find_unused_parameters", "static_graph", "mixed_precision") if _has(wrapper, name)), ""
+    )
+    if odd:
+        raise InputError(
+            f"DistributedDataParallel({odd}=...) changes the passes of the model, and the plan needs none of it: leave it out."
+        )
+    processes = dist.get_world_size(wrapper.process_group)
+    if processes != team.size:
+        raise InputError(
+            f"DistributedDataParallel was given a group of {processes} processes, and there are {team.size}: a plan is for all "
+            f"processes of the default group."
+        )
+
+
+def _has(wrapper: DistributedDataParallel, name: str) -> bool:
+    value: Any = getattr(wrapper, name, None)
+    return value is not None and value is not False
+
+
+def _check_parameters(model: nn.Module) -> None:
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if "FullyShardedDataParallel" in kinds:
+        raise InputError(
+            "FullyShardedDataParallel is not supported: give the plain model, or one in DistributedDataParallel."
+        )
+    for name, parameter in model.named_parameters():
+        if any(kind.__name__ == "DTensor" for kind in type(parameter.data).__mro__ + type(parameter).__mro__):
+            raise InputError(
+                f"Parameter '{name}' is divided over the processes (a DTensor: fully_shard, or tensor parallelism). The norm of "
+                f"a record's gradient is not computed over several processes yet: give the plain model, or one in "
+                f"DistributedDataParallel."
+            )
