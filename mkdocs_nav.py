@@ -38,6 +38,8 @@ PAGES = {
     "Residual perturbation": "residual-perturbation.md",
     "PATE": "pate.md",
     "Performance": "performance.md",
+    "Farms of runs": "farms.md",
+    "Data larger than memory": "large-data.md",
     "Dependencies": "dependencies.md",
     "The books, before and now": "books-before-and-now.md",
 }

@@ -13,7 +13,7 @@ from privet.cli import demo as verb
 from privet.errors import PrivetError
 from privet.methods import Power, method_named
 from privet.report import RunRecord, load_model
-from privet.runs import worker
+from privet.runs import race
 from privet.runs.comparison import read_result
 from privet.runs.job import Job, Row
 
@@ -48,7 +48,7 @@ def one_after_the_other(methods, out, **_):
     """The methods in this process: that each has one of its own is tested with the comparison."""
     rows = []
     for key in methods:
-        worker._run(Job.read(out), key, out / key)
+        race.compete(Job.read(out), key, out / key, lambda _: None)
         rows.append(Row(key, method_named(key).title, "done", seconds=1.0))
         rows[-1].write(out / key)
     return rows
@@ -59,8 +59,7 @@ def shorten(patch, recipe: str) -> None:
     patch.setattr(verb, "_sizes", lambda _: {"moments": {"size": 200}, "residual": {"epochs": 2}})
     patch.setattr(verb, "STUDENT_EPOCHS", 1)
     patch.setattr("privet.runs.race.race", one_after_the_other)
-    patch.setattr(worker, "POWER", Power(draws=400, canaries=40))
-    patch.setattr(worker, "_say", lambda _: None)
+    patch.setattr(race, "POWER", Power(draws=400, canaries=40))
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,9 @@ import signal
 import sys
 from pathlib import Path
 
+from privet.io.farm import Farm
 from privet.runs.race import race
+from tests.runs.worker import slow
 
 OUT = Path(sys.argv[1])
 
@@ -16,4 +18,4 @@ def die_in_the_middle(_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-race(["dpsgd"], OUT, worker=(sys.argv[2],), on_change=die_in_the_middle)
+race(["dpsgd"], OUT, farm=Farm(1), one=slow, on_change=die_in_the_middle)

@@ -29,7 +29,7 @@ from privet.methods import DataSpec, Power, method_named
 from privet.papers import Reproduction, load
 from privet.privacy import Ledger
 from privet.report import RunRecord
-from privet.runs import Measuring, attack_run, audit_run, race, worker
+from privet.runs import Measuring, attack_run, audit_run, race
 from privet.runs.comparison import finish, write_comparison
 from privet.runs.job import Job, Row
 from privet.training import releases
@@ -69,7 +69,7 @@ def one_after_the_other(methods: Any, out: Path, **_: Any) -> list[Row]:
     rows = []
     for key in methods:
         if (row := Row.read(out / key)) is None:
-            worker._run(Job.read(out), key, out / key)
+            race.compete(Job.read(out), key, out / key, lambda _: None)
             row = Row(key, method_named(key).title, "done", seconds=1.0)
             row.write(out / key)
         rows.append(row)
@@ -158,7 +158,7 @@ def events(out: Path) -> dict[str, int]:
 def main(verb: str, root: Path, wanted: int) -> None:
     torch.set_num_threads(1)
     releases.SECONDS = 0.0  # the state of a loop is saved after each step
-    worker.POWER, worker._say = POWER, lambda _: None  # type: ignore[assignment]
+    race.POWER = POWER
     race.race = one_after_the_other  # type: ignore[assignment]
     demo_verb.METHODS, demo_verb.STUDENT_EPOCHS = ("dpsgd", "moments"), 1
     demo_verb._sizes = lambda _: {"moments": {"size": 40, "components": 6}, "dpsgd": {"epochs": 0.5}}  # type: ignore

@@ -21,8 +21,7 @@ def lanes(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: now)
     running, auditing, waiting, failed = (Lane(f"m{n}", f"Method {n}", Path("x")) for n in range(4))
     for lane in (running, auditing):
-        lane.process = object()
-        lane.began = lane.began_this = 90.0
+        lane.began_this = 90.0
     running.hear({"step": 20, "steps": 100, "loss": 1.0, "accuracy": 0.91, "epsilon": 1.5, "guarantee": "proved"})
     running.began_this = 90.0
     auditing.hear({"what": "Auditing", "step": 1, "steps": 4})

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from importlib import resources
 from pathlib import Path
@@ -17,15 +18,18 @@ from typer.testing import CliRunner
 from privet import data
 from privet.cli import app
 from privet.errors import InputError
+from privet.io import Lock
+from privet.io.names import LOCK
 from privet.io.registry import load_plugin
 from privet.methods import DataSpec, Power, Task
 from privet.privacy import Claimed, Gaussian, Ledger, PoissonSampled
 from privet.report import RunRecord
-from privet.runs import Measuring, worker
+from privet.runs import Measuring
 from privet.runs.comparison import Compared, finish, render_comparison, write_comparison
 from privet.runs.job import Clock, Job, Row, TimeIsUp, fitting
-from privet.runs.race import race
+from privet.runs.race import Lane, _Said, compete, race, run_method
 from tests.report.test_browser import BROWSER, look
+from tests.runs.worker import quick
 
 HERE = Path(__file__).parent
 PLUGIN = HERE / "broken_method.py"
@@ -64,10 +68,9 @@ def compared(tmp_path_factory, recipe):
     job.keep(out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", sourced()["PYTHONPATH"])
-        worker = str(HERE / "worker.py")
         killed = subprocess.run(
-            [sys.executable, str(HERE / "killed.py"), str(out), worker],
-            env=sourced() | {"PRIVET_TEST_SLOW": "1"},
+            [sys.executable, str(HERE / "killed.py"), str(out)],
+            env=sourced(),
             capture_output=True,
             timeout=300,
         )
@@ -81,7 +84,7 @@ def compared(tmp_path_factory, recipe):
         rows = race(
             keys,
             out,
-            worker=(worker,),
+            one=quick,
             on_change=lambda lanes: seen.update(lane.state for lane in lanes),
         )
         result = finish(job, out, rows, {"pate": "there are no public records"}, (data.load("digits").origin,))
@@ -145,8 +148,8 @@ def test_attacks_and_audits_that_a_stop_prevented_are_made_later(compared, tmp_p
     folder = tmp_path / "c" / "dpsgd"
     record = RunRecord.read(folder)
     dataclasses.replace(record, attacks=record.attacks[:1], audits=()).write(folder)
-    monkeypatch.setattr(worker, "POWER", Power(draws=400, canaries=100))
-    worker._run(Job.read(tmp_path / "c"), "dpsgd", folder)
+    monkeypatch.setattr("privet.runs.race.POWER", Power(draws=400, canaries=100))
+    compete(Job.read(tmp_path / "c"), "dpsgd", folder, lambda _: None)
     again = RunRecord.read(folder)
     assert again.attacks[0] == record.attacks[0]
     assert [attack.key for attack in again.attacks] == ["loss", "rmia"]
@@ -174,10 +177,14 @@ def test_the_cards_count_every_run_of_the_comparison(compared):
     assert result.together.epsilon > max(o.spent.epsilon for o in result.outcomes if o.spent)
 
 
+def raises(*_: object) -> Row:
+    raise AssertionError("nothing is run")
+
+
 def test_a_second_time_nothing_is_run_again_and_the_page_has_the_same_bytes(compared):
     out, result = compared
     first = render_comparison(result)
-    rows = race(["dpsgd", "optimized-noise-elliptical"], out, worker=("does-not-exist.py",))
+    rows = race(["dpsgd", "optimized-noise-elliptical"], out, one=raises)
     assert [row.state for row in rows] == ["done", "done"]
     assert first == render_comparison(result)
     plain = json.loads((out / "compare.json").read_text())
@@ -275,25 +282,38 @@ def test_another_job_in_the_same_folder_is_refused(compared):
         result.job.keep(out / "dpsgd")
 
 
-def test_a_process_that_is_killed_is_a_row(tmp_path):
-    script = tmp_path / "dies.py"
-    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    (row,) = race(["dpsgd"], tmp_path, worker=(str(script),))
-    assert (row.state, row.reason) == ("failed", "its process was ended by the signal SIGKILL")
+def test_a_row_that_is_done_is_not_run_again_by_a_second_worker(compared):
+    """A cluster that has given up a worker sends its work to another one, and the first may have ended it meanwhile."""
+    out, result = compared
+    before = (out / "dpsgd" / "ledger.jsonl").read_bytes()
+    assert run_method(out, "dpsgd") == result.outcomes[0].row
+    assert (out / "dpsgd" / "ledger.jsonl").read_bytes() == before
 
 
-def test_no_more_processes_than_cores(tmp_path):
-    script = tmp_path / "sleeps.py"
-    script.write_text("import time; time.sleep(0.3)")
-    most = 0
+def test_a_second_worker_waits_for_the_first(compared, monkeypatch):
+    out, result = compared
+    monkeypatch.setattr("privet.runs.race.SECONDS_BUSY", 30.0)
+    held, began = Lock(out / "dpsgd" / LOCK), time.monotonic()
+    threading.Timer(0.5, held.release).start()
+    assert run_method(out, "dpsgd") == result.outcomes[0].row
+    assert time.monotonic() - began >= 0.5
+    (out / "dpsgd" / LOCK).unlink()
 
-    def look(lanes):
-        nonlocal most
-        most = max(most, sum(lane.state == "running" for lane in lanes))
 
-    rows = race(["dpsgd", "pate", "moments"], tmp_path, worker=(str(script),), at_once=2, on_change=look)
-    assert most == 2
-    assert {row.reason for row in rows} == {"its process ended with the code 0"}
+def test_progress_is_read_from_the_folder_and_is_for_the_owner_alone(tmp_path):
+    lane, said = Lane("mine", "Mine", tmp_path / "mine"), _Said(tmp_path / "mine.progress")
+    assert lane.state == "waiting"
+    said({"what": "Training", "step": 1, "steps": 9})
+    said({"what": "Training", "step": 2, "steps": 9})  # a moment later: it is not written
+    lane.look()
+    assert (lane.state, lane.standing) == ("running", {"what": "Training", "step": 1, "steps": 9})
+    assert (tmp_path / "mine.progress").stat().st_mode & 0o077 == 0
+    said({"what": "Training", "step": 9, "steps": 9})
+    lane.look()
+    assert lane.standing["step"] == 9
+    (tmp_path / "mine.progress").write_text("{")
+    lane.look()
+    assert lane.standing["step"] == 9
 
 
 def test_the_clock_ends_a_training_and_remembers(tmp_path, monkeypatch):

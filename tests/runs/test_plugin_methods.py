@@ -1,6 +1,5 @@
 """A method of a plug-in is in train, compare (worker processes too), audit, report, methods and tab completion."""
 
-import io
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from privet.cli import app
 from privet.methods import METHODS
 from privet.report import RunRecord
 from privet.runs import race
+from tests.runs.worker import quick
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "plugins" / "method.md").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     places = [str(tmp_path / "site"), str(ROOT / "src"), str(ROOT)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
-    monkeypatch.setitem(race.race.__kwdefaults__, "worker", ("-m", "tests.runs.worker"))
+    monkeypatch.setitem(race.race.__kwdefaults__, "one", quick)
     return tmp_path
 
 
@@ -264,9 +264,3 @@ def test_an_accountant_of_a_file(folder):
     privet(*"train --data digits --seed 0 --plugin nearest.py --method nearest-mean --out runs/a --json".split())
     said = privet("account", "runs/a", *given, "--accountant", "zcdp")
     assert "zCDP" in said and "which is not part of Privet, is right" in said
-
-
-def test_what_a_worker_prints_beside_its_progress_is_passed_over(tmp_path):
-    lane = race.Lane("mine", "Mine", tmp_path)
-    lane._listen(io.BytesIO(b'0.5\n[1]\nnot JSON\n{"what": "Training", "step": 3}\n"text"\n'))
-    assert lane.standing == {"what": "Training", "step": 3}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from privet.data import Progress, Split
 from privet.errors import InputError
-from privet.training.releases import kept_here
+from privet.io.farm import Farm, farm_in_use
+from privet.training.releases import kept_here, spread
 
 Inputs = Tensor | NDArray[Any]
 Records = tuple[Inputs, Inputs]
@@ -161,10 +162,33 @@ class Fitting:
         """
         models = [self._built(generator) for _ in members]
         batches = self._batches(members, generator)
+        if (farm := farm_in_use()) is not None:
+            return self._farmed(farm, models, inputs, labels, batches, generator)
         reason = _why_not(models[0], inputs[batches[0, 0]], labels[batches[0, 0]])
         if reason:
             return ShadowModels(tuple(self._one_by_one(models, inputs, labels, batches)), f"one by one: {reason}")
         return ShadowModels(tuple(self._together(models, inputs, labels, batches)), "one vectorized pass")
+
+    def _farmed(
+        self,
+        farm: Farm,
+        models: Sequence[nn.Module],
+        inputs: Tensor,
+        labels: Tensor,
+        batches: Tensor,
+        generator: torch.Generator,
+    ) -> ShadowModels:
+        """Each model by itself in a worker, on the same batches and from the same initialization."""
+        seeds = torch.randint(2**62, (len(models),), generator=generator).tolist()
+        alone = replace(self, build=nn.Identity, progress=None)
+        items = [
+            (alone, model, *_used(inputs, labels, steps), seed)
+            for model, steps, seed in zip(models, batches, seeds, strict=True)
+        ]
+        for model, state in zip(models, spread(farm, "shadow", _fitted, items, self._tell), strict=True):
+            model.load_state_dict(state)
+            model.eval()
+        return ShadowModels(tuple(models), "one by one: in a farm")
 
     def _built(self, generator: torch.Generator) -> nn.Module:
         seed = int(torch.randint(2**62, (), generator=generator))
@@ -241,6 +265,29 @@ class Fitting:
         return models
 
 
+def _used(inputs: Tensor, labels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The records that the steps of one model use, and the steps with their places among these."""
+    rows, places = steps.unique(return_inverse=True)
+    return inputs[rows], labels[rows], places
+
+
+def _fitted(
+    fitting: Fitting, model: nn.Module, inputs: Tensor, labels: Tensor, steps: Tensor, seed: int
+) -> dict[str, Tensor]:
+    """Train one model in a worker of a farm."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of dropout
+        fitting._one_by_one([model], inputs, labels, steps[None])
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def _trained(train: Train, inputs: Tensor, labels: Tensor, seed: int) -> Classifier:
+    """Train one model by a function in a worker of a farm."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return train((inputs, labels), torch.Generator().manual_seed(seed))
+
+
 def _state(step: int, models: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Where the training of shadow models stands; `models` are modules, or the stacked parameters of all of them."""
     if isinstance(models, list):
@@ -272,6 +319,10 @@ def train_each(
     """Train one model per row of indices, in one pass if `train` is a `Fitting`."""
     if isinstance(train, Fitting):
         return train.many(inputs, labels, members, generator)
+    if (farm := farm_in_use()) is not None:
+        seeds = torch.randint(2**62, (len(members),), generator=generator).tolist()
+        items = [(train, inputs[rows], labels[rows], seed) for rows, seed in zip(members, seeds, strict=True)]
+        return ShadowModels(tuple(farm.map(_trained, items)), "one by one: in a farm", outputs)
     models = [train((inputs[rows], labels[rows]), generator) for rows in members]
     return ShadowModels(tuple(models), "one by one: the trainer is a function", outputs)
 

@@ -16,7 +16,9 @@ from privet.audit.bounds import ClopperPearson, GaussianTradeOff, OneRun, TwoSam
 from privet.audit.result import Audit, Claim, Claimable, audit_guesses, audit_scores, resumable
 from privet.data import Progress
 from privet.errors import InputError, PrivetError
+from privet.io.farm import farm_in_use
 from privet.privacy import Relation
+from privet.training.releases import spread
 
 Randomized = Callable[[Any, torch.Generator], Any]
 Score = Callable[[Any], float]
@@ -230,23 +232,14 @@ def trainer(
         name: of the trainer, in words.
         seed: of the coins and of the generator.
     """
-    inputs, labels = data
     claim = Claim.of(claimed, delta, relation)
     called = name or getattr(train, "__name__", type(train).__name__).replace("_", " ")
     generator = torch.Generator().manual_seed(seed)
-    rate = score or _label_log_odds
-
-    def scores(included: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
-        records = torch.cat([inputs, canaries.inputs[included]]), torch.cat([labels, canaries.labels[included]])
-        found = np.asarray(rate(train(records, generator), canaries.inputs, canaries.labels), dtype=np.float64)
-        if found.shape != (len(canaries),):
-            raise InputError(f"The score must give one number for each of {len(canaries)} canaries, not {found.shape}.")
-        return found
-
+    attempt = _Attempt(train, data, canaries, score or _label_log_odds)
     if runs == 1:
         coins = torch.rand(len(canaries), generator=generator) < 0.5
         return audit_guesses(
-            scores(coins),
+            attempt.scores(coins, generator),
             coins.numpy(),
             claim=claim,
             bound=OneRun(delta, confidence),
@@ -257,9 +250,14 @@ def trainer(
         )
     if runs < 40:
         raise InputError(f"{runs} trainings are too few to count: give runs=1, or at least 40.")
-    first = torch.zeros(len(canaries), dtype=torch.bool)
-    first[0] = True
-    members, others = ([scores(present)[0] for _ in range(runs)] for present in (first, torch.zeros_like(first)))
+    # Each training has a seed of its own, so that its result does not depend on where it runs.
+    seeds = torch.randint(2**62, (2 * runs,), generator=generator).tolist()
+    work = [(attempt, place < runs, own) for place, own in enumerate(seeds)]
+    if (farm := farm_in_use()) is not None:
+        found = spread(farm, "run", _Attempt.score_of_first, work, lambda done, total: None)
+    else:
+        found = [attempt.score_of_first(present, own) for _, present, own in work]
+    members, others = found[:runs], found[runs:]
     return audit_scores(
         members,
         others,
@@ -268,6 +266,32 @@ def trainer(
         name=called,
         setting=f"{runs} trainings with and {runs} without one of {canaries.kind}",
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """One training with some of the canaries, and what its model says of all of them."""
+
+    train: Trainer
+    data: LabeledRecords
+    canaries: Canaries
+    rate: CanaryScore
+
+    def scores(self, included: Tensor, generator: torch.Generator) -> Array:
+        """The score of each canary, after a training with those that are included."""
+        (inputs, labels), canaries = self.data, self.canaries
+        records = torch.cat([inputs, canaries.inputs[included]]), torch.cat([labels, canaries.labels[included]])
+        model = self.train(records, generator)
+        found = np.asarray(self.rate(model, canaries.inputs, canaries.labels), dtype=np.float64)
+        if found.shape != (len(canaries),):
+            raise InputError(f"The score must give one number for each of {len(canaries)} canaries, not {found.shape}.")
+        return found
+
+    def score_of_first(self, present: bool, seed: int) -> float:
+        """The score of the first canary, after a training with it or without it."""
+        included = torch.zeros(len(self.canaries), dtype=torch.bool)
+        included[0] = present
+        return float(self.scores(included, torch.Generator().manual_seed(seed))[0])
 
 
 def _label_log_odds(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import computing
 from privet.cli.records import (
     ControlOptions,
+    FarmOptions,
     Plugins,
     command_line,
     completing,
@@ -92,6 +93,7 @@ def attack(
     run: RunFolder,
     moved: MovedAttackOptions,
     control: ControlOptions,
+    farm: FarmOptions,
     attacks: Annotated[
         list[str] | None,
         typer.Option(
@@ -145,7 +147,7 @@ def attack(
             f"{run} holds a loop of your own: name its records with --data, for example --data py:package.module:load."
         )
     dataset = load_again(record.data, data)
-    with how_to_go_on(pays=False), computing() as progress:
+    with how_to_go_on(pays=False), farm.in_use(), computing() as progress:
         results, page, extra = attack_run(
             run, chosen, dataset, model=model, resume=control.resume, command=command_line(), progress=progress
         )

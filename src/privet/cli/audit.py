@@ -18,7 +18,7 @@ from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import computing
 from privet.cli.records import (
     LARGEST_SEED,
-    ControlOptions,
+    ManyRunsOptions,
     Plugins,
     command_line,
     completing,
@@ -81,7 +81,7 @@ def audit(
     context: typer.Context,
     example: ExampleOptions,
     effort: EffortOptions,
-    control: ControlOptions,
+    control: ManyRunsOptions,
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The folder of the run to audit.")] = None,
     method: Annotated[
         str | None,
@@ -127,7 +127,7 @@ def audit(
         say_preview(_preview(run, method, example, effort, runs if laboratory and of_dpsgd else 0, model), as_json)
         return
     asked = (method, example, effort, plugins, runs if laboratory and of_dpsgd else 0)
-    with how_to_go_on(pays=False), computing() as progress:
+    with how_to_go_on(pays=False), control.in_use(), computing() as progress:
         if run is not None:
             from privet.runs import audit_run
 

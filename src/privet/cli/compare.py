@@ -18,6 +18,7 @@ from privet.cli.records import (
     Attacks,
     BudgetOptions,
     ControlOptions,
+    FarmOptions,
     Plugins,
     PublicRecords,
     RecordOptions,
@@ -36,6 +37,7 @@ from privet.errors import InputError, PrivetError
 
 if TYPE_CHECKING:
     from privet.data import Dataset
+    from privet.io.farm import Farm
     from privet.methods import Task
     from privet.runs.comparison import Comparison
     from privet.runs.job import Job
@@ -75,10 +77,6 @@ class RaceOptions:
         Path | None,
         typer.Option(help="Write the table to this .csv or .tex file too. Columns named internal are not for release."),
     ] = None
-    at_once: Annotated[
-        int | None,
-        typer.Option("--jobs", help="How many methods run at once; by default, one for each core.", min=1, max=1000),
-    ] = None
 
 
 @verb("compare", "privet compare --data mnist --epsilon 3 --minutes 5 --out runs/compare")
@@ -88,6 +86,7 @@ def compare(
     budget: BudgetOptions,
     chosen: SettingOptions,
     race: RaceOptions,
+    farm: FarmOptions,
     control: ControlOptions,
     public: PublicRecords = "",
     attacks: Attacks = None,
@@ -96,12 +95,13 @@ def compare(
 ) -> None:
     """Run every method that fits the data at one budget, attack and audit each, and show them side by side on one page.
 
-    Each method runs in its own process. A stopped comparison goes on if it is called again with the same options, with or
-    without --resume: finished methods are not run again. Choosing one of the methods by their results costs as much as all
-    of them together; the page says how much.
+    Each method runs in a worker process, on this machine or in a cluster. A stopped comparison goes on if it is called again
+    with the same options, with or without --resume: finished methods are not run again. Choosing one of the methods by their
+    results costs as much as all of them together; the page says how much.
     """
     load_plugins(plugins)
     budget.check()
+    where = farm.farm()
     if math.isnan(race.minutes):
         raise InputError("--minutes is a number of at least 0, and not nan.")
     from privet.methods import METHODS
@@ -140,23 +140,23 @@ def compare(
     _check_attacks(job, methods, task)
     job = replace(job, methods=tuple(methods))
     if control.dry_run:
-        say_dry_run(job, task, race.out, race.at_once, as_json)
+        say_dry_run(job, task, race.out, where, as_json)
         return
     with how_to_go_on(race.out, pays=False), job.kept_in(race.out):
-        result = run(job, dataset, race.out, left_out, at_once=race.at_once, quiet=as_json)
+        result = run(job, dataset, race.out, left_out, farm=where, quiet=as_json)
     if race.export is not None:
         caption = f"Methods at epsilon {job.epsilon:g}, delta {job.delta:g}, on {dataset.name}."
         export([outcome.facts() for outcome in result.outcomes], race.export, caption)
     say(result, race.out, as_json)
 
 
-def say_dry_run(job: Job, task: Task, out: Path, at_once: int | None, as_json: bool) -> None:
+def say_dry_run(job: Job, task: Task, out: Path, farm: Farm | None, as_json: bool) -> None:
     """Describe the comparison without making it."""
+    from privet.io.farm import cores
     from privet.runs.preview import preview_comparison
-    from privet.runs.race import cores
 
     methods = [job.method(key, task) for key in job.methods]
-    say_preview(preview_comparison(methods, task, out, at_once or cores()), as_json)
+    say_preview(preview_comparison(methods, task, out, (farm and farm.jobs) or cores()), as_json)
 
 
 def run(
@@ -165,7 +165,7 @@ def run(
     out: Path,
     left_out: dict[str, str],
     *,
-    at_once: int | None = None,
+    farm: Farm | None = None,
     quiet: bool = False,
 ) -> Comparison:
     """Run the methods of the job that `out` keeps, showing the progress of each; leaves the page and `compare.json` there."""
@@ -174,7 +174,7 @@ def run(
 
     _prepare(job, dataset)
     with board(job.delta, quiet=quiet) as show:
-        rows = race(job.methods, out, at_once=at_once, on_change=show)
+        rows = race(job.methods, out, farm=farm, on_change=show)
     result = finish(job, out, rows, left_out, (dataset.origin, dataset.fingerprint))
     write_comparison(result, out)
     return result

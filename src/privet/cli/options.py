@@ -66,13 +66,12 @@ AUDIT = {
         "--method dpsgd",
         _AUDIT,
         _EXAMPLE,
-        "clipping laboratory runs",
+        "clipping laboratory runs jobs backend address",
         only=_CANARIES
-        | {
-            "runs": Only(
-                lambda given: given["laboratory"], "they are those of the laboratory: leave out --no-laboratory"
-            ),
-        },
+        | dict.fromkeys(
+            ("runs", "jobs", "backend", "address"),
+            Only(lambda given: given["laboratory"], "the laboratory has many runs: leave out --no-laboratory"),
+        ),
     ),
     "method": _mode("another method", _AUDIT, _EXAMPLE, only=_CANARIES),
     "release": _mode("the release of a mean or a second moment", _AUDIT, "noise delta"),
@@ -81,7 +80,9 @@ AUDIT = {
 _REPRODUCE = f"{OUTPUT} recipe plugins"
 _OWN_LINES = {"epsilon": "it states its own budgets", "method": "it states its own methods"}
 REPRODUCE = {
-    "all": _mode("--all", OUTPUT, "every no_run out results export seeds delta plugins resume dry_run"),
+    "all": _mode(
+        "--all", OUTPUT, "every no_run out results export seeds delta plugins resume dry_run jobs backend address"
+    ),
     "no-run": _mode(
         "--all --no-run",
         OUTPUT,
@@ -93,12 +94,18 @@ REPRODUCE = {
     "quarters": _mode(
         "a table of attacked networks",
         _REPRODUCE,
-        "out records line seeds results export resume dry_run",
+        "out records line seeds results export resume dry_run jobs backend address",
         why_not=_OWN_LINES | {"delta": "it states its own delta"},
     ),
-    "students": _mode("a table of students", _REPRODUCE, "out line epsilon delta seeds results export resume dry_run"),
+    "students": _mode(
+        "a table of students",
+        _REPRODUCE,
+        "out line epsilon delta seeds results export resume dry_run jobs backend address",
+    ),
     "accuracy": _mode(
-        "a table of accuracies", _REPRODUCE, "out epsilon method delta seeds results export resume dry_run"
+        "a table of accuracies",
+        _REPRODUCE,
+        "out epsilon method delta seeds results export resume dry_run jobs backend address",
     ),
 }
 

@@ -6,8 +6,8 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
 from itertools import count
@@ -25,6 +25,7 @@ from privet.io.places import account_names
 
 if TYPE_CHECKING:
     from privet.data import Dataset
+    from privet.io.farm import Farm
     from privet.methods import DataSpec, Task
     from privet.report import DataSummary, OtherRun, RunRecord
     from privet.runs.preview import Preview
@@ -248,6 +249,53 @@ def say_preview(preview: Preview, as_json: bool) -> None:
     """Print the plan of a command, for a terminal or for a program."""
     for line in [json.dumps(preview.to_dict(), indent=1)] if as_json else preview.lines():
         echo(line)
+
+
+@dataclass
+class FarmOptions:
+    """Where many runs are computed, and how many at once."""
+
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="How many runs at once, each in a process with one thread. compare takes one for each core without it; other "
+            "commands run in this process.",
+            min=1,
+            max=1000,
+        ),
+    ] = None
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Where they run: local, dask or ray.", autocompletion=completing(lambda: ["local", "dask", "ray"])
+        ),
+    ] = "local"
+    address: Annotated[
+        str,
+        typer.Option(
+            help="The address of the Dask scheduler or the Ray head; local starts one on this machine.",
+        ),
+    ] = ""
+
+    def farm(self) -> Farm | None:
+        """The farm that was asked for; None where none was."""
+        from privet.io.farm import Farm
+
+        if self.jobs is None and self.backend == "local" and not self.address:
+            return None
+        return Farm(self.jobs, self.backend, self.address)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, shadow models and audits run in the farm that was asked for."""
+        farm = self.farm()
+        with farm.in_use() if farm is not None else nullcontext():
+            yield
+
+
+@dataclass
+class ManyRunsOptions(FarmOptions, ControlOptions):
+    """Whether a command goes on, whether it only says what it would do, and where its many runs are computed."""
 
 
 @dataclass

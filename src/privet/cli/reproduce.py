@@ -15,12 +15,13 @@ import typer
 from privet.cli.options import check_used
 from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import fetching, training
-from privet.cli.records import ControlOptions, Plugins, check_budget, completing, load_plugins, say_preview
+from privet.cli.records import ManyRunsOptions, Plugins, check_budget, completing, load_plugins, say_preview
 from privet.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from privet.io.farm import Farm
     from privet.papers import Measurement, PaperTable, Reproduction
     from privet.papers.table import Line
     from privet.runs.preview import Preview
@@ -102,7 +103,7 @@ def reproduce(
     context: typer.Context,
     selection: Selection,
     places: Places,
-    control: ControlOptions,
+    control: ManyRunsOptions,
     recipe: Annotated[
         str | None,
         typer.Argument(help="A table or a recipe by name, or a .yaml file.", autocompletion=_names, metavar="[TABLE]"),
@@ -132,6 +133,7 @@ def reproduce(
     """
     load_plugins(plugins)
     places.check()
+    work = Work(seeds, delta, control.farm(), tuple(str(Path(file).resolve()) for file in plugins or ()))
     if every or no_run:
         if recipe is not None or not every:
             raise InputError("--no-run belongs to --all, and --all takes no TABLE.")
@@ -140,7 +142,7 @@ def reproduce(
         if control.dry_run:
             say_preview(_preview_all(places, seeds, delta), as_json)
             return
-        _reproduce_all(places, seeds, delta, run=not no_run, as_json=as_json)
+        _reproduce_all(places, work, run=not no_run, as_json=as_json)
         return
     if recipe is None:
         raise InputError(f"Name a table, or use --all. There are {', '.join(_names())}.")
@@ -160,23 +162,36 @@ def reproduce(
             _preview(table, lines, selection.records or "", places.out or HOME / table.name, seeds, delta), as_json
         )
     else:
-        _run(table, recipe, selection, places, seeds, delta, as_json)
+        _run(table, recipe, selection, places, work, as_json)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How the runs are made: with how many seeds, at which delta, and where."""
+
+    seeds: int | None
+    delta: float
+    farm: Farm | None
+    plugins: tuple[str, ...]
 
 
 @contextmanager
-def _showing(folder: Path, seeds: int | None, delta: float, quiet: bool) -> Iterator[Reproduction]:
+def _showing(folder: Path, work: Work, quiet: bool, source: str = "") -> Iterator[Reproduction]:
     """A reproduction that shows its progress."""
     from privet.papers import Reproduction
 
-    with how_to_go_on(pays=False), training(delta, "Starting") as show:
+    with how_to_go_on(pays=False), training(work.delta, "Starting") as show:
         yield Reproduction(
             folder,
-            delta,
-            seeds,
+            work.delta,
+            work.seeds,
             # Computing epsilon after every step takes time. A log gets one line for each run instead.
             on_step=show if sys.stderr.isatty() else None,
             progress=lambda what, done, total: show({"what": what, "step": done, "steps": total}),
             say=lambda sentence: None if quiet else echo(sentence, err=True),
+            farm=work.farm,
+            source=source,
+            plugins=work.plugins,
         )
 
 
@@ -185,8 +200,7 @@ def _run(
     named: str,
     selection: Selection,
     places: Places,
-    seeds: int | None,
-    delta: float,
+    work: Work,
     as_json: bool,
 ) -> None:
     """Measure the chosen lines of a table, and print it."""
@@ -194,12 +208,13 @@ def _run(
     from privet.papers.measure import CURVES, draw_rocs
     from privet.papers.results import file_of
 
-    lines = _chosen(table, named, selection, delta)
+    lines = _chosen(table, named, selection, work.delta)
     with fetching() as progress:
         dataset = table.data.load(selection.records or "", progress)
     folder = places.out or HOME / table.name
-    with _showing(folder, seeds, delta, as_json) as work:
-        found = work.run(table, lines, dataset, _command(named, selection, seeds or table.seeds, delta))
+    with _showing(folder, work, as_json, selection.records or "") as reproduction:
+        command = _command(named, selection, work.seeds or table.seeds, work.delta)
+        found = reproduction.run(table, lines, dataset, command)
     if places.results is not None:
         merge(file_of(places.results, table.name), found)
     places.write(found, table.title)
@@ -300,7 +315,7 @@ def _draw(table: PaperTable, out: Path | None, image: Path | None, as_json: bool
     echo(f"The picture: {path}")
 
 
-def _reproduce_all(places: Places, seeds: int | None, delta: float, *, run: bool, as_json: bool) -> None:
+def _reproduce_all(places: Places, work: Work, *, run: bool, as_json: bool) -> None:
     """Run the missing parts, unless `run` is false, and make the page from all existing results."""
     from privet.papers import gather, markdown, write_reproduction
     from privet.papers.results import read
@@ -308,8 +323,8 @@ def _reproduce_all(places: Places, seeds: int | None, delta: float, *, run: bool
     home = places.out or HOME
     results, failures = places.results or home, {}
     if run:
-        with _showing(home, seeds, delta, as_json) as work:
-            failures = dict(work.run_all(results))
+        with _showing(home, work, as_json) as reproduction:
+            failures = dict(reproduction.run_all(results))
     chapters = gather(results, failures)
     page = write_reproduction(chapters, results, home)
     if places.export is not None:

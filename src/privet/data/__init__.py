@@ -6,6 +6,7 @@ from privet.data.cache import cache_root, compute_features
 from privet.data.catalogue import CATALOGUE, CatalogEntry, get, is_cached
 from privet.data.dataset import Dataset, Split, as_float
 from privet.data.frames import from_frame
+from privet.data.large import ArrowRecords, MappedTensors, ParquetRecords, TarRecords, divide_records
 from privet.data.readers import DATA, load
 from privet.data.schema import Categorical, Numeric, Schema, read_schema
 from privet.data.sources import Progress
@@ -16,17 +17,22 @@ from privet.io.moved import moved_names
 __all__ = [
     "CATALOGUE",
     "DATA",
+    "ArrowRecords",
     "CatalogEntry",
     "Categorical",
     "Dataset",
+    "MappedTensors",
     "Numeric",
+    "ParquetRecords",
     "Progress",
     "Schema",
     "Split",
+    "TarRecords",
     "as_float",
     "cache_root",
     "compute_features",
     "divide",
+    "divide_records",
     "encode_texts",
     "from_frame",
     "get",

@@ -212,6 +212,8 @@ def records_of(given: Any, owner: str = "") -> Any:
         )
     if is_hugging_face(given):
         return HuggingFaceRecords(given, owner)
+    if owner and hasattr(given, "without"):  # columns in files, see privet.data.large
+        return given.without(owner)
     if is_frame(given):
         return FrameRecords(given, owner)
     return given if hasattr(given, "__len__") and hasattr(given, "__getitem__") else None

@@ -128,7 +128,7 @@ def divide(
     if isinstance(generator, torch.Generator):
         generator = int(torch.randint(2**62, (), generator=generator))
     ends = [math.fsum(list(parts.values())[: n + 1]) for n in range(len(parts) - 1)]
-    where = torch.from_numpy(_parts(_contents(whole) if keys is None else _named(keys), generator, np.array(ends)))
+    where = torch.from_numpy(keyed_parts(_contents(whole) if keys is None else _named(keys), generator, np.array(ends)))
     made = {}
     for number, name in enumerate(parts):
         chosen = (where == number).nonzero().flatten()
@@ -140,7 +140,7 @@ def divide(
     return replace(dataset, splits={**made, **{k: v for k, v in dataset.splits.items() if k != split}})
 
 
-def _parts(contents: Iterator[bytes | memoryview], seed: int, ends: NDArray[np.float64]) -> NDArray[np.int32]:
+def keyed_parts(contents: Iterator[bytes | memoryview], seed: int, ends: NDArray[np.float64]) -> NDArray[np.int32]:
     """The part of each content: where a number in [0, 1), 53 bits of a keyed hash, lies among `ends`."""
     keyed = blake2b(digest_size=8, key=blake2b(f"privet splits {seed}".encode()).digest())
     parts = array("i")

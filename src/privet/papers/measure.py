@@ -26,6 +26,7 @@ from privet.attacks import AttackResult, convolved, draw_reversal, quarters, rev
 from privet.attacks.pictures import picture
 from privet.data import Dataset, Progress, Split, compute_features, set_aside
 from privet.errors import InputError
+from privet.io.registry import load_plugin
 from privet.methods import Context, Method, Task, TrainedModel, method_for, method_named
 from privet.methods.dpsgd import RecipeMethod, accuracy
 from privet.methods.pate import Pate, label_all, usual_teachers
@@ -146,6 +147,15 @@ def measure(trial: Trial, folder: Path, command: str = "") -> Measurement:
     keep(path, made)
     remove_saved(folder, path.stem)
     return made
+
+
+def measure_there(
+    of: tuple[PaperTable, Line, float, int], source: str, plugins: Sequence[str], folder: Path, command: str
+) -> Measurement:
+    """Measure a trial of a table, a line, a delta and a seed in a worker of a farm, which loads plug-ins and records itself."""
+    for plugin in plugins:
+        load_plugin(plugin)
+    return measure(Trial(*of, of[0].data.load(source)), folder, command)
 
 
 def measured_file(trial: Trial, folder: Path) -> Path:

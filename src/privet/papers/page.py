@@ -18,7 +18,8 @@ from jinja2 import ChoiceLoader, PackageLoader
 from privet.data import Dataset, Progress
 from privet.errors import PrivetError
 from privet.io import write_whole
-from privet.papers.measure import PICTURE, Trial, computed, draw_figure, measure
+from privet.io.farm import Farm
+from privet.papers.measure import PICTURE, Trial, computed, draw_figure, measure, measure_there
 from privet.papers.results import Measurement, means, merge, read
 from privet.papers.table import Line, Paper, PaperTable, load, papers
 from privet.report.page import environment
@@ -302,6 +303,8 @@ class Reproduction:
         delta: of the statements; None for that of each table.
         seeds: how many; None for those of each table.
         say: called with a sentence before each line of many tables, and after each run.
+        farm: where the runs are computed, several at once; None for this process, one after the other.
+        source, plugins: what a worker of the farm loads: the records in place of the table's, and files of plug-ins.
     """
 
     out: Path
@@ -310,6 +313,9 @@ class Reproduction:
     on_step: OnStep | None = None
     progress: Progress | None = None
     say: Callable[[str], None] = lambda sentence: None
+    farm: Farm | None = None
+    source: str = ""
+    plugins: tuple[str, ...] = ()
 
     def run(self, table: PaperTable, lines: Sequence[Line], dataset: Dataset, command: str = "") -> list[Measurement]:
         """Measure lines of a table with seeds 0, 1, ...; another process on the same folder is refused."""
@@ -317,13 +323,40 @@ class Reproduction:
         self.out.mkdir(parents=True, exist_ok=True)
         try:
             with alone_in(self.out):
-                for trial in self.trials(table, lines, dataset):
-                    found.append(measure(trial, self.out, command or table.command(trial.line, seeds)))
-                    self.say(section(table, found[-1:], lines=[trial.line]).rows[0].log(trial.seed))
+                trials = self.trials(table, lines, dataset)
+                commands = [command or table.command(trial.line, seeds) for trial in trials]
+                if self.farm is not None:
+                    return self._farmed(self.farm, trials, commands)
+                for trial, told in zip(trials, commands, strict=True):
+                    found.append(measure(trial, self.out, told))
+                    self._say_measured(trial, found[-1])
         finally:
             with suppress(OSError):  # nothing was measured, if it is empty
                 self.out.rmdir()
         return found
+
+    def _say_measured(self, trial: Trial, found: Measurement) -> None:
+        self.say(section(trial.table, [found], lines=[trial.line]).rows[0].log(trial.seed))
+
+    def _farmed(self, farm: Farm, trials: Sequence[Trial], commands: Sequence[str]) -> list[Measurement]:
+        """Measure the trials in a farm; the error of one is raised when the others have ended, and their figures are kept."""
+        items = [
+            ((trial.table, trial.line, trial.delta, trial.seed), self.source, self.plugins, self.out, told)
+            for trial, told in zip(trials, commands, strict=True)
+        ]
+        found: dict[int, Measurement] = {}
+        failed: Exception | None = None
+        for number, made in farm.each(measure_there, items):
+            if isinstance(made, Exception):
+                failed = failed or made
+                continue
+            found[number] = made
+            self._say_measured(trials[number], made)
+            if self.progress is not None:
+                self.progress("Runs", len(found), len(trials))
+        if failed is not None:
+            raise failed
+        return [found[number] for number in range(len(trials))]
 
     def trials(self, table: PaperTable, lines: Sequence[Line], dataset: Dataset) -> list[Trial]:
         """Every line with every seed."""

@@ -556,7 +556,14 @@ def load_batches(
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(STREAM)
-    if collate is not None:
+    if hasattr(dataset, "windows"):
+        if collate is not None:
+            raise InputError(
+                "The records of these files are gathered many at a time, and a collate function takes them one by one: give the "
+                "data set without a loader, or convert the files to Arrow."
+            )
+        yield from dataset.windows(index_batches)
+    elif collate is not None:
         yield from _collated(dataset, index_batches, workers, collate)
     elif hasattr(dataset, "batch"):
         yield from (dataset.batch(indices) for indices in index_batches)

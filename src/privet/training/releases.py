@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from privet.errors import InputError, PrivetError
 from privet.io.chained import chained
+from privet.io.farm import Farm
 from privet.privacy import Ledger, LedgerError
 from privet.randomness import Randomness
 from privet.training.checkpoint import as_read, load_checkpoint, read_note, read_state, save_checkpoint, write_state
@@ -141,6 +142,43 @@ def kept_here() -> Kept:
     It is not an argument, because audits and attacks are called through plug-in methods, whose signatures do not have it.
     """
     return _HERE.get() or Kept(None)
+
+
+def spread(farm: Farm, name: str, function: Callable[..., T], items: Sequence[tuple[Any, ...]], told: Told) -> list[T]:
+    """The result of `function(*item)` for each item, computed in a farm, each kept here as soon as it is there.
+
+    Args:
+        farm: where they are computed.
+        name: of the pieces; the results are plain data with tensors.
+        function, items: the work.
+        told: called with the number of pieces that are done, and of all.
+    """
+    here, found = kept_here(), dict[int, T]()
+    for number in range(len(items)):
+        with suppress(_MissingError):
+            found[number] = here.keep(f"{name}-{number}", _missing)
+    left = [number for number in range(len(items)) if number not in found]
+    for place, result in farm.each(function, [items[number] for number in left]):
+        if isinstance(result, Exception):
+            raise result
+        found[left[place]] = here.keep(f"{name}-{left[place]}", partial(_given, result))
+        told(len(found), len(items))
+    return [found[number] for number in range(len(items))]
+
+
+Told = Callable[[int, int], None]
+
+
+class _MissingError(Exception):
+    """There is no kept value."""
+
+
+def _missing() -> Any:
+    raise _MissingError
+
+
+def _given(value: T) -> T:
+    return value
 
 
 class Releases(Kept):
