@@ -15,7 +15,7 @@ from privet.cli import app
 from privet.io.names import MODEL_CODE
 from privet.report import RunRecord, write_card
 from privet.report.card import card, markdown
-from privet.report.weights import load_model
+from privet.report.record import load_model
 
 SCRIPT = re.compile(r"## How to use it\n.*?```python\n(.*?)```", re.DOTALL)
 

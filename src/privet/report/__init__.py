@@ -14,9 +14,9 @@ from privet.report.record import (
     Stated,
     SyntheticSummary,
     TuningSummary,
+    load_model,
     versions,
 )
-from privet.report.weights import load_model
 from privet.training.checkpoint import save_weights
 
 __all__ = [

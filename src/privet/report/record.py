@@ -17,6 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
 from privet import __version__
 from privet.attacks.result import AttackResult
 from privet.audit import Audit
@@ -24,6 +28,7 @@ from privet.errors import InputError
 from privet.io import MisfitError, build, check_inside, from_json, read_text, to_plain, write_whole
 from privet.methods.perturbation import ResidualPerturbation
 from privet.methods.private_accuracy import Measured, MeasuredError
+from privet.models import recorded_model
 from privet.privacy import AccountStanding, Event, Ledger, Spent, accountant_named, accountant_names
 from privet.privacy.events import tally
 from privet.privacy.guarantees import Claimed
@@ -464,3 +469,28 @@ def versions() -> dict[str, str]:
             found[package] = "not installed"
     found["platform"] = f"{platform.system()} {platform.machine()}"
     return found
+
+
+def load_model(record: RunRecord, folder: Path, model: str = "") -> nn.Module:
+    """The saved model of a run; if its answers have noise, with that noise.
+
+    A record can only name a model of `privet.models`. The user names their own as `model`: py:package.module:Net.
+    """
+    if not record.model.weights:
+        raise InputError(f"{folder}: this run kept no weights, so there is no model to load; run the command again.")
+    try:
+        builder = recorded_model(record.model.name, model)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
+    path = folder / record.model.weights
+    try:
+        made: nn.Module = builder(**record.model.arguments)
+        made.load_state_dict(load_file(path))
+    except FileNotFoundError:
+        raise InputError(f"{path}: the weights of the run are missing; run the command again.") from None
+    except (SafetensorError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: the weights do not fit the record ({reason}); run the command again.") from None
+    if record.model.perturbation is not None:
+        record.model.perturbation.apply(made)
+    return made
