@@ -41,7 +41,8 @@ def privet(*words: Any) -> Any:
 
 def test_a_regression_from_the_table_to_the_card(table: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = privet("train", *table, "--epsilon", 8, "--seed", 0, "--set", "epochs=10", "--out", out, "--json")
+    # Not seed 0: there an exact error has, by chance, the four digits of the scale of the noise, which is on the card.
+    done = privet("train", *table, "--epsilon", 8, "--seed", 2, "--set", "epochs=10", "--out", out, "--json")
     assert done.exit_code == 0, done.output
     error = json.loads(done.stdout)["error"]
     assert error["noise"] > 0 and error["low"] <= error["error"] <= error["high"]

@@ -189,7 +189,7 @@ def test_one_class_only_is_refused_by_name(census):
     (census / "schema.yaml").write_text(SCHEMA.replace("[low, high]", "[high]"))
     page = asked(census)
     assert page.exit_code == 2
-    assert "only one class" in " ".join(page.output.split())
+    assert "has one class only" in " ".join(page.output.split())
 
 
 def test_json(tmp_path):

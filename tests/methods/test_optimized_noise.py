@@ -80,13 +80,13 @@ def test_the_shape_follows_what_was_released_and_nothing_else() -> None:
     """Weights of step k are the magnitudes of the moving average of the releases 0..k-1, recorded on their way out."""
     seen, shapes, release = [], [], Step.release
 
-    def listening(self: Step, record: Any) -> Any:
+    def listening(self: Step, record: Any, *given: Any) -> Any:
         def both(event: Any, noisy: Any) -> None:
             seen.append({name: tensor.clone() for name, tensor in noisy.items()})
             record(event, noisy)
 
         shapes.append(self.state.noise)
-        return release(self, both)
+        return release(self, both, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Step, "release", listening)

@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up_drops_no_trial_of_a_tuning(home: Path, monkeypatch
 
 
 def test_a_student_that_fails_loses_nothing(home: Path) -> None:
-    line = "synthesize --data csv:two.csv --schema two.json --size 3 --out out"
+    line = "synthesize --data csv:two.csv --schema two.json --size 3 --seed 3 --out out"
     failed = call(f"{line} --student KNeighborsClassifier")
     assert failed.exit_code == 1 and isinstance(failed.exception, SystemExit)
     assert "The student KNeighborsClassifier cannot learn" in failed.stderr and "--resume" in failed.stderr

@@ -225,8 +225,8 @@ def test_the_page_says_what_is_proved_and_what_it_cost_to_look(compared):
     assert "there are no public records" in page
     assert re.search(r'id="together">epsilon = ', page)
     assert '<tr class="proved">' in page and '<tr class="claimed">' not in page
-    assert "Privet knows no theorem" not in page
-    assert "Privet knows no theorem" in render_comparison(dataclasses.replace(result, together=None))
+    assert "No theorem that is known here" not in page
+    assert "No theorem that is known here" in render_comparison(dataclasses.replace(result, together=None))
     assert f"<dd>{result.outcomes[0].record.settings['Steps']}</dd>" in page
 
 

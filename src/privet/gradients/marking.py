@@ -111,6 +111,8 @@ class Marking(Knowledge):
             set_mark(tensor, Mark(current.token, stride, doubt))
             if in_place:
                 self._note_writing(tensor, stride, doubt)
+            elif not doubt and tensor._base is None and type(tensor.grad_fn).__name__ == "CopySlices":
+                current.copied.append(tensor.grad_fn)  # circular padding writes into parts of its own result
 
     def _divides_by_size(self, name: str, args: tuple[Any, ...]) -> bool:
         """Whether a sum over the records is divided by their number, according to a self-check: then it is a mean."""

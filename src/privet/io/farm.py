@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,7 +210,7 @@ def _round(
     from joblib import Parallel, delayed, parallel_config
 
     # With n_jobs=1 joblib would do the work in this process; how many run at once is how many are dispatched.
-    with parallel_config(**settings, n_jobs=max(2, most)):
+    with parallel_config(**settings, n_jobs=max(2, most), temp_folder=tempfile.gettempdir()):
         parallel = Parallel(batch_size=1, pre_dispatch=most, return_as="generator_unordered")
         results = parallel(delayed(work)(number, items[number]) for number in chosen)
         try:
