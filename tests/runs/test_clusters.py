@@ -15,7 +15,12 @@ from privet.runs.job import Job
 from privet.runs.race import race
 from tests.runs.worker import killed_once, quick
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.environ.get("PRIVET_CLUSTERS"), reason="clusters take minutes to start: PRIVET_CLUSTERS=1"
+    ),
+]
 METHODS = ("dpsgd", "dpsgd-automatic")
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 

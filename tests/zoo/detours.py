@@ -386,6 +386,10 @@ def _quantized(h: Tensor) -> Tensor:
     return out
 
 
+DRAWN = {"dropout with a rate of the batch"}
+"""The operations that draw random numbers for each record."""
+
+
 def _reset(body: Callable[[Run], None]) -> Callable[[Run], None]:
     def wrapped(run: Run) -> None:
         _Kept.tensors.clear()
@@ -740,7 +744,7 @@ DETOURS: list[Trap] = [
     *(
         Trap(
             name, "detour late", around(lambda h, f=f: f(h) if Switch.on else h), cross_entropy, rows, body=_reset(late()),
-            norm=0.05, steps=2, bites=False, allowed=SAFE | {Outcome.CRASHED}, fate=False,
+            norm=0.05, steps=2, bites=False, allowed=SAFE | {Outcome.CRASHED}, fate=False, draws=name in DRAWN,
         )
         for name, f in OPERATIONS.items()
     ),

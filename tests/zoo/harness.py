@@ -355,7 +355,7 @@ def judge(trap: Trap, isolation: str | None = None) -> Verdict:
     if not wrong and change > allowed:
         wrong = f"one record changes the released sum by {change:.3g} C"
     if verdict is not None:  # refused: what was recorded before has to be right
-        stated = whole.recorded or any(other.recorded for other in others)
+        stated = isolation != "assume" and (whole.recorded or any(other.recorded for other in others))
         return Verdict(Outcome.WRONG, f"{wrong}, before it was refused", change) if wrong and stated else verdict
     wrong = wrong or whole.complaint or _moved(whole, others) or _unlike_oracle(trap, whole, bound)
     if not whole.proved:

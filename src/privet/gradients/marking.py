@@ -87,6 +87,8 @@ class Marking(Knowledge):
                 set_mark(tensor, FREE)
                 continue
             moved = Moved(args, kwargs, source, first, strides, tensor, current.records, index)
+            if in_place:
+                self._note_node(tensor)
             stride = self._place_of_writing(name, moved) if in_place else follow(name, moved)
             doubt = why
             # Only a loss needs a gradient: an accuracy may be divided by the size of the batch.
@@ -111,8 +113,8 @@ class Marking(Knowledge):
             set_mark(tensor, Mark(current.token, stride, doubt))
             if in_place:
                 self._note_writing(tensor, stride, doubt)
-            elif not doubt and tensor._base is None and type(tensor.grad_fn).__name__ == "CopySlices":
-                current.copied.append(tensor.grad_fn)  # circular padding writes into parts of its own result
+            elif not doubt and tensor._base is None:
+                self._note_node(tensor)  # circular padding writes into parts of its own result
 
     def _divides_by_size(self, name: str, args: tuple[Any, ...]) -> bool:
         """Whether a sum over the records is divided by their number, according to a self-check: then it is a mean."""
@@ -239,6 +241,13 @@ class Marking(Knowledge):
         picked = Moved((out, index), {}, out, front, given, target, moved.records)
         return front if follow("__getitem__", picked) >= 0 else UNKNOWN
 
+    def _note_node(self, tensor: Tensor) -> None:
+        """Note that an operation that is followed has made the node behind a tensor, if it stands for a write into a part."""
+        made = tensor.grad_fn if tensor._base is None else tensor._base.grad_fn
+        if type(made).__name__ == "CopySlices":
+            assert self.current is not None
+            self.current.copied.append(made)
+
     def _note_writing(self, tensor: Tensor, stride: int, doubt: str) -> None:
         """Note that everything that shares memory with a tensor now holds records."""
         assert self.current is not None
@@ -250,9 +259,6 @@ class Marking(Knowledge):
                 if tensor.untyped_storage()._cdata in self.current.aliased:
                     self.current.overwritten = doubt
         base = tensor._base
-        made = tensor.grad_fn if base is None else base.grad_fn
-        if made is not None:
-            self.current.copied.append(made)
         if base is not None:
             mark = mark_of(base)
             if mark is None or not self._is_current(mark) or stride < 0 or mark.stride is None:

@@ -447,6 +447,11 @@ class Recorder(Marking, TorchFunctionMode):
         elif name in UNINITIALIZED and isinstance(out, Tensor):
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 out.zero_()  # what was left in the memory may be values of records
+        elif name in ("resize_", "resize_as_") and isinstance(out, Tensor):
+            set_mark(
+                out, self.current.unknown(f"`{name}` shows what was left in the memory, perhaps values of records")
+            )
+            return out
         elif name in FROM_OUTSIDE and not self.current.public and is_from_outside((args, *kwargs.values())):
             set_mark(out, self.current.unknown(OUTSIDE))
             return out

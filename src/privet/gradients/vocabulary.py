@@ -39,7 +39,10 @@ ESCAPES = frozenset(
 """Operations that turn values of a tensor into Python numbers or text, or show them to a Python function."""
 EXPOSING = frozenset("numpy __array__ __dlpack__ untyped_storage storage data_ptr".split())
 """Of these, the ones that show the memory of a tensor, so that others than torch can write into it."""
-UNINITIALIZED = frozenset("empty empty_like new_empty empty_strided new_empty_strided".split())
+UNINITIALIZED = frozenset(
+    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted _empty_affine_quantized "
+    "_empty_per_channel_affine_quantized".split()
+)
 """Operations whose result holds what was left in the memory: perhaps values of records."""
 FROM_OUTSIDE = frozenset("tensor as_tensor asarray frombuffer new_tensor".split())
 """Operations that make a tensor of Python numbers, or of memory that is not torch's."""
