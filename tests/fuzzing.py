@@ -264,6 +264,8 @@ class Fence:
         self.most, self.error = most, error
         self.tried: list[str] = []
         self.written = 0
+        self.refused: list[str] = []
+        """What was refused inside."""
 
     @contextmanager
     def closed(self) -> Iterator[Fence]:
@@ -293,6 +295,7 @@ class Fence:
             raise OSError(self.error, os.strerror(self.error), given)
         self.written += 1
         if self.written > self.most:
+            self.refused.append(at)
             raise OSError(self.error, os.strerror(self.error), given)
 
 

@@ -62,6 +62,8 @@ def test_open_says_the_total_and_the_line_to_keep(tmp_path):
         (["a", "--epsilon", 3, "--delta", 5], "The delta of an account"),
         (["a", "--epsilon", 1e-9, "--delta", 1e-5], "too small"),
         (["a", "--epsilon", 3, "--delta", 5e-324], "The delta of an account"),
+        (["a", "--epsilon", 1e308, "--delta", 1e-5], "protects nobody"),
+        (["a", "--epsilon", 3, "--delta", 0.999], "protects nobody"),
         (["a", "--epsilon", 3, "--delta", 1e-5, "--unit", ""], "The unit of an account"),
         (["a b", "--epsilon", 3, "--delta", 1e-5], "is no name for an account"),
         (["x" * 300, "--epsilon", 3, "--delta", 1e-5], "is no name for an account"),
@@ -73,6 +75,16 @@ def test_what_cannot_be_opened_is_one_sentence(options, sentence):
     page = CliRunner().invoke(app, ["budget", "open", *map(str, options)], env=WIDE)
     assert page.exit_code == 2
     assert sentence in page.stderr and page.stderr.count("\n") <= 1
+
+
+def test_a_total_that_promises_nothing_is_marked():
+    assert (
+        "proved, but vacuous: such a total promises nothing"
+        in budget("open", "a", "--epsilon", 50, "--delta", 1e-5).output
+    )
+    assert plain("show", "a")["vacuous"] is True
+    assert "vacuous" not in budget("open", "b", "--epsilon", 8, "--delta", 1e-5).output
+    assert plain("show", "b")["vacuous"] is False
 
 
 def test_a_large_delta_is_warned_of():

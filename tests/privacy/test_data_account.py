@@ -442,6 +442,33 @@ def test_a_forged_line_is_refused(account, tmp_path, number):
         pytest.fail(f"{name} was accepted: {DataAccount.open('patients').standing()}")
 
 
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("by_hand", [False, True], ids=["this machine's copy", "a backup"])
+def test_a_damaged_account_is_put_back_and_what_it_was_is_kept(account, tmp_path, number, by_hand):
+    lines = history(account, tmp_path)
+    backup = shutil.copy(account.path, tmp_path / "backup.account") if by_hand else None
+    _, forged = list(edits(lines))[number]
+    account.path.write_bytes(b"".join(forged))
+    with pytest.raises(AccountError, match="recover|is not an entry"):
+        DataAccount.open("patients")
+    if by_hand:
+        forget()
+    again, said = recover("patients", backup)
+    assert account.path.read_bytes() == b"".join(lines) and again.books.heads == account.books.heads
+    (aside,) = account.path.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == b"".join(forged) and "It was damaged at line" in said and str(aside) in said
+    assert DataAccount.open("patients").standing() == account.standing()
+
+
+def test_a_damaged_account_that_is_newer_than_the_copy_keeps_its_sound_lines(account, tmp_path):
+    lines = history(account, tmp_path)
+    (tmp_path / "old.account").write_bytes(b"".join(lines[:4]))
+    account.path.write_bytes(b"".join([*lines, b"rubbish\n"]))
+    forget()
+    recover("patients", tmp_path / "old.account")
+    assert account.path.read_bytes() == b"".join(lines)
+
+
 def rechained(entries):
     """Entries as a careful forger writes them: with the right hashes."""
     lines, head = [], ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +36,7 @@ from privet.report import RunRecord
 from privet.runs import Measuring, run
 from privet.runs.accounts import account_of
 from privet.runs.tune import TuningPlan, grid, tune
-from privet.training import BudgetExhausted
+from privet.training import BudgetExhausted, RunFolder
 from tests.runs.small import BUDGET, DELTA, SETTINGS, Moments, ctrl_c, digits, task_of
 
 QUICK = Measuring(students=("GaussianNB",))
@@ -281,6 +284,37 @@ def test_a_loop_in_a_folder_stays_on_its_account(tmp_path):
     assert len(books.runs) == 1 and books.reserved.is_free
     assert close(books.used, held(tmp_path / "own", account))
     assert "the account people held 1 run" in page.read_text()
+
+
+def test_a_run_folder_that_the_caller_opened_stays_on_its_account_too(tmp_path):
+    account = privet.DataAccount.create("people", 20.0, DELTA)
+    first = loop(account="people", until=4, folder=tmp_path / "own")
+    first.save()
+    first.close()
+    with closing(RunFolder(tmp_path / "own", resume=True)) as folder:
+        loop(folder=folder).close()
+    books = account.refresh()
+    assert len(books.runs) == 1 and close(books.used, held(tmp_path / "own", account))
+
+
+def test_a_disk_that_is_full_when_a_run_settles_refunds_nothing_and_loses_nothing(tmp_path, monkeypatch):
+    account = privet.DataAccount.create("people", 20.0, DELTA)
+    first = loop(account="people", until=4, folder=tmp_path / "own")
+    first.save()
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(PrivetError, match="No space left on device"):
+            first.close()
+    first.close()
+    books = account.refresh()
+    assert books.used.covers(held(tmp_path / "own", account)) and not books.reserved.is_free
+    loop(folder=tmp_path / "own", resume=True).close()
+    books = account.refresh()
+    assert books.used.covers(held(tmp_path / "own", account)) and books.reserved.is_free
 
 
 def test_a_loop_ends_where_its_account_ends(tmp_path):

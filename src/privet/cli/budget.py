@@ -287,6 +287,7 @@ def _facts(account: DataAccount) -> dict[str, Any]:
         "opened": books.opened,
         "note": books.note,
         "passed": account.standing().passed,
+        "vacuous": account.standing().vacuous,
         "room": total.room(books.used + books.reserved),
         "head_line": account.head_line,
         "not_anchored": account.unseen,

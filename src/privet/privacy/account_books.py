@@ -252,11 +252,19 @@ class AccountStanding:
         """Whether more was used than the total, so that nothing is promised."""
         return self.used > 1 + 1e-9
 
+    @property
+    def vacuous(self) -> bool:
+        """Whether the total is so large that it promises nothing in practice (docs/decisions/0009)."""
+        from privet.privacy.meaning import TradeOff
+
+        return TradeOff([(self.epsilon, self.delta)]).vacuous
+
     def __str__(self) -> str:
         counted = f"{self.runs} run{'' if self.runs == 1 else 's'}"
         counted += f" ({self.stopped} not ended)" if self.stopped else ""
         counted += f" and {self.charges} charge{'' if self.charges == 1 else 's'} by hand" if self.charges else ""
         standing = "assuming " + " and ".join(self.assumptions) if self.assumptions else "proved"
+        standing += ", but vacuous: such a total promises nothing in practice" if self.vacuous else ""
         total = f"epsilon = {self.epsilon:g} at delta = {self.delta:g}"
         facts = "; ".join((Relation.of(self.relation).describe(self.unit), self.theorem, standing, *self.conditions))
         if self.passed:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -637,10 +638,9 @@ def recover(named: str | Path, other: Path | None = None) -> tuple[DataAccount, 
             f"This machine has no copy of the account {path}: give one with --from. If there is none, open a new account, and "
             f"enter the runs whose folders are left with `privet budget charge NAME --run FOLDER`."
         )
-    lines = copy.read_bytes().splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()
+    lines = _whole_lines(copy.read_bytes())
     theirs = _books_of(lines, copy)
+    kept = _set_aside(path) if path.is_file() else ""
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -648,13 +648,11 @@ def recover(named: str | Path, other: Path | None = None) -> tuple[DataAccount, 
                 write_whole(path, b"".join(lines))
         except OSError as error:
             raise AccountError(f"The account {path} cannot be written {why_refused(error)}.") from None
-        return DataAccount.open(path), f"The account was put back from {copy}, with {theirs.lines} lines."
+        return DataAccount.open(path), f"The account was put back from {copy}, with {theirs.lines} lines.{kept}"
     appender = Appender(path, "account", AccountError, wait=True)
     try:
         assert appender.file is not None
-        own = appender.file.read().splitlines(keepends=True)
-        if own and not own[-1].endswith(b"\n"):
-            own.pop()
+        own = _whole_lines(appender.file.read())
         ours = _books_of(own, path)
         if ours.id != theirs.id:
             raise InputError(f"{copy} is a copy of another account ({theirs.name}), and not of {path}.")
@@ -682,7 +680,41 @@ def recover(named: str | Path, other: Path | None = None) -> tuple[DataAccount, 
         _where(_seen(theirs.id)).unlink(missing_ok=True)
     account = DataAccount(path)
     account.notice()
-    return account, said
+    return account, said + kept
+
+
+def _set_aside(path: Path) -> str:
+    """Keep the sound lines at the beginning of a damaged account, and all of it in a file beside; says so, if it was damaged."""
+    appender = Appender(path, "account", AccountError, wait=True)
+    try:
+        assert appender.file is not None
+        content = appender.file.read()
+        books, sound, lines = Books(), 0, _whole_lines(content)
+        for line in lines:
+            try:
+                books.take(*entry_of(line, books.head))
+            except _NOT_SOUND:
+                break
+            sound += len(line)
+        if lines and books.lines == len(lines):
+            return ""
+        mark = hashlib.sha256(content).hexdigest()[:8]
+        aside = write_whole(path.with_name(f"{path.name}.damaged-{mark}"), content)
+        if sound:
+            appender.continue_at(sound)
+        else:
+            path.unlink()
+    except OSError as error:
+        raise AccountError(f"The account {path} cannot be written {why_refused(error)}.") from None
+    finally:
+        appender.close()
+    return f" It was damaged at line {books.lines + 1}; what it was before is in {aside}."
+
+
+def _whole_lines(content: bytes) -> list[bytes]:
+    """The lines of an account; a last one that is torn is left out."""
+    lines = content.splitlines(keepends=True)
+    return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
 
 
 def _grown(before: Books, after: Books) -> Price:
@@ -696,12 +728,16 @@ def _inherited(books: Books) -> dict[str, Any]:
     return found | ({"conditions": list(books.conditions)} if books.conditions else {})
 
 
+_NOT_SOUND = (NotAnEntry, BrokenChain, KeyError, TypeError, ValueError, AttributeError)
+"""The errors of a line that is damaged, edited, or none of an account."""
+
+
 def _books_of(lines: list[bytes], path: Path) -> Books:
     books = Books()
     for line in lines:
         try:
             books.take(*entry_of(line, books.head))
-        except (NotAnEntry, BrokenChain, KeyError, TypeError, ValueError, AttributeError):
+        except _NOT_SOUND:
             raise AccountError(f"Line {books.lines + 1} of {path} is damaged: give another copy with --from.") from None
     if not books.lines:
         raise AccountError(f"{path} holds no account.")

@@ -28,6 +28,8 @@ from privet.privacy.pld.composition import renyi_epsilon
 
 ROUNDING = 1e-9
 """How far a sum may pass a limit by rounding, relative to the limit."""
+MOST_EPSILON, MOST_DELTA = 1e6, 0.5
+"""The largest total of an account, and the largest budget of a run."""
 STATED_SHARE = 0.1
 """The share of delta that is kept for charges that state only epsilon and delta."""
 _LOWER = 0.6
@@ -147,6 +149,11 @@ class Total:
             raise InputError(f"The epsilon of an account must be a positive number, and is {epsilon!r}.")
         if not 1e-100 < delta < 1:
             raise InputError(f"The delta of an account must be above 1e-100 and below 1, and is {delta!r}.")
+        if epsilon > MOST_EPSILON or delta > MOST_DELTA:
+            raise InputError(
+                f"The total of an account is at most epsilon = {MOST_EPSILON:g} at delta = {MOST_DELTA:g}, and not epsilon = "
+                f"{epsilon:g} at delta = {delta:g}: a larger one protects nobody."
+            )
         if not 0 <= stated_share < 1:
             raise InputError(f"The share of delta must be at least 0 and below 1, and is {stated_share!r}.")
         if not unit or unit != " ".join(unit.split()):

@@ -242,7 +242,7 @@ def make_private(
         if not fixed_beforehand and _follows_releases(ledger, continued.identity):
             assumptions += (PLANNED,)
         plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, size, assumptions)
-        paying = _paying(account, run, folder, ledger, plan, undo) if team.leads else None
+        paying = _paying(account, run, ledger, plan, undo) if team.leads else None
         physical = performance.physical(models[0], source.dataset, views)
         settings: dict[str, Any] = {
             "plan": plan,
@@ -363,14 +363,13 @@ def _ledger(run: RunFolder | None, ledger: Ledger | None, sampling: Sampling) ->
 def _paying(
     account: DataAccount | str | Path | None,
     run: RunFolder | None,
-    folder: RunFolder | str | Path | None,
     ledger: Ledger,
     plan: Plan,
     undo: ExitStack,
 ) -> AccountedRun | None:
     """Let the account of the data set, or the ledger's current payer, pay for the plan."""
     ahead = plan.event if run is None or run.state is None else None
-    if account is None and run is not None and not isinstance(folder, RunFolder):
+    if account is None and run is not None and ledger.payer is None:  # a resumed run stays on its account
         stub = read_stub(run.path)
         account = Path(stub["file"]) if stub is not None else None
     if account is None:
