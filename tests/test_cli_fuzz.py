@@ -340,7 +340,7 @@ def test_a_disk_that_fills_up(home: Home, runs: dict[str, Path], tmp_path: Path,
     )
 
 
-@pytest.mark.parametrize("kind", ["old compare", "train"])
+@pytest.mark.parametrize("kind", ["old compare", pytest.param("train", marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_at_any_write_of_a_report(
     home: Home, runs: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:

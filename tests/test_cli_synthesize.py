@@ -3,9 +3,11 @@
 import csv
 import json
 import random
+import zipfile
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from privet import data
@@ -53,6 +55,29 @@ def test_the_release_holds_the_data_its_card_and_a_ledger_within_the_budget(run)
     record = RunRecord.read(folder)
     assert record.synthetic.rows == 1437
     assert (folder / record.synthetic.picture).stat().st_size > 1000
+
+
+def test_released_images_are_png_files_with_their_labels(run):
+    release = run[0] / "release"
+    arrays = np.load(release / "synthetic.npz")
+    with zipfile.ZipFile(release / "train.zip") as archive:
+        names, *rows = csv.reader(archive.read("metadata.csv").decode().splitlines())
+        assert names == ["file_name", "label"] and [int(label) for _, label in rows] == arrays["labels"].tolist()
+        for (name, _), image in zip(rows[:20], arrays["inputs"], strict=False):
+            assert (np.asarray(Image.open(archive.open(name))) == image).all()
+
+
+@pytest.mark.slow
+def test_hugging_face_loads_released_images_in_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    release = run[0] / "release"
+    found = datasets.load_dataset(str(release), split="train", cache_dir=str(tmp_path))
+    arrays = np.load(release / "synthetic.npz")
+    assert np.bincount(found["label"]).tolist() == np.bincount(arrays["labels"]).tolist()
+    pairs = {(image.tobytes(), label) for image, label in zip(arrays["inputs"], arrays["labels"].tolist(), strict=True)}
+    for row in found.select(range(10)):
+        assert (np.asarray(row["image"]).tobytes(), row["label"]) in pairs
 
 
 def test_the_page_can_be_made_again(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from privet.integrations.sklearn import (
     PrivateRegressor,
     PublicScaler,
 )
+from privet.privacy import AccountExhausted, DataAccount
 
 QUICK: dict[str, Any] = {"epochs": 2.0, "epsilon": 8.0, "random_state": 0}
 ESTIMATORS = [PrivateClassifier(**QUICK), PrivateRegressor(**QUICK)]
@@ -96,6 +98,35 @@ def test_a_search_is_warned_about_and_works() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PrivateLogisticRegression(**QUICK).fit(X / 16, y)
+
+
+def test_every_fit_is_on_the_account_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipeline and in a search too; a fit that would pass the total is refused before it uses a row."""
+    monkeypatch.setenv("PRIVET_ACCOUNTS", str(tmp_path / "accounts"))
+    monkeypatch.setenv("PRIVET_STATE", str(tmp_path / "state"))
+    account, rng = DataAccount.create("rows", 10.0, 1e-5), np.random.default_rng(0)
+    X, y = rng.random((200, 3)), rng.integers(0, 2, 200)
+    one = PrivateLogisticRegression(epsilon=1.0, epochs=1.0, random_state=0)
+    price = account.books.total.price
+
+    single = clone(one).fit(X, y, account="rows")
+    paid = price(single.ledger_.event)
+    assert account.refresh().used.divergences == pytest.approx(paid.divergences) and account.books.reserved.is_free
+
+    with pytest.warns(PrivetWarning, match="StandardScaler"):
+        model = make_pipeline(StandardScaler(), clone(one)).fit(X, y, privatelogisticregression__account=account)
+    assert any("StandardScaler" in each for each in account.refresh().standing().assumptions)
+    paid = paid + price(model[-1].ledger_.event)
+    assert account.books.used.divergences == pytest.approx(paid.divergences)
+
+    with pytest.warns(PrivetWarning, match="no statement covers"):
+        GridSearchCV(clone(one), {"learning_rate": [0.1, 1.0]}, cv=2).fit(X, y, account="rows")
+    assert len(account.refresh().runs) == 2 + 5  # two folds of each of two settings, and the best one on all rows
+
+    before = account.books.used
+    with pytest.raises(AccountExhausted):
+        PrivateRegressor(epsilon=20.0, epochs=1.0).fit(X, X[:, 0], account="rows")
+    assert account.refresh().used == before and account.books.reserved.is_free
 
 
 def test_regression_of_diabetes() -> None:

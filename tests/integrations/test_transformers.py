@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import privet
 from privet.cli import app
 from privet.errors import InputError, PrivetError, PrivetWarning
+from privet.privacy import AccountExhausted, DataAccount, Ledger
 
 pytest.importorskip("transformers")
 import transformers
@@ -591,6 +592,22 @@ def test_the_commands_work_on_its_folder(tmp_path, monkeypatch):
     assert "2 of 2 planned" in (trainer.folder / "report.html").read_text()
     said = runner.invoke(app, ["account", str(trainer.folder), "--json"])
     assert json.loads(said.output)["epsilon"] == pytest.approx(trainer.spent().epsilon)
+
+
+def test_a_run_is_on_the_account_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVET_ACCOUNTS", str(tmp_path / "accounts"))
+    monkeypatch.setenv("PRIVET_STATE", str(tmp_path / "state"))
+    account = DataAccount.create("people", 20.0, 1e-5)
+    named = privacy(epsilon=3.0, noise_multiplier=None, noise_seed=None, account="people")
+    trainer = trainer_of(tmp_path / "out", given=named, max_steps=2)
+    trainer.train()
+    books = account.refresh()
+    used = books.total.price(Ledger.open(trainer.folder / "ledger.jsonl", read_only=True).event)
+    assert books.used.divergences == pytest.approx(used.divergences) and books.reserved.is_free
+    with pytest.raises(AccountExhausted):
+        too_much = privacy(epsilon=40.0, noise_multiplier=None, noise_seed=None, account="people")
+        trainer_of(tmp_path / "more", given=too_much, max_steps=2).train()
+    assert account.refresh().used == books.used and account.books.reserved.is_free
 
 
 def test_arguments_come_from_a_command_line(tmp_path):

@@ -449,7 +449,7 @@ def test_a_damaged_account_is_put_back_and_what_it_was_is_kept(account, tmp_path
     backup = shutil.copy(account.path, tmp_path / "backup.account") if by_hand else None
     _, forged = list(edits(lines))[number]
     account.path.write_bytes(b"".join(forged))
-    with pytest.raises(AccountError, match="recover|is not an entry"):
+    with pytest.raises(AccountError, match=r"recover|is not an entry"):
         DataAccount.open("patients")
     if by_hand:
         forget()

@@ -16,6 +16,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -31,12 +32,13 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from privet.errors import InputError, PrivetWarning
-from privet.privacy import Assumed, Ledger
+from privet.privacy import Assumed, DataAccount, Ledger
 from privet.privacy.events import NOTHING
 from privet.privacy.spent import usual_delta
 from privet.training import make_private
 
 Array = npt.NDArray[Any]
+Account = DataAccount | str | Path | None
 Modules = nn.Module | Callable[[int, int], nn.Module]
 HIDDEN = 64
 ALONE = ("sklearn.base", "sklearn.pipeline", "sklearn.utils")
@@ -153,7 +155,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _train(self, rows: Array, targets: Tensor, outputs: int, public: Sequence[str] = ()) -> None:
+    def _train(self, rows: Array, targets: Tensor, outputs: int, account: Account, public: Sequence[str] = ()) -> None:
         """Train the module; `public` are the facts that were taken from the rows and that the statement takes as public."""
         ledger = Ledger()
         for fact in public:
@@ -183,6 +185,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 public_size=self.public_size,
                 seed=seed,
                 ledger=ledger,
+                account=account,
             )
             try:
                 for x, y in private.batches():
@@ -256,8 +259,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         tags.classifier_tags.poor_score = True  # of the few rows in scikit-learn's checks
         return tags
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train on the rows and their labels."""
+    def fit(self, X: Any, y: Any, *, account: Account = None) -> Self:
+        """Train on the rows and their labels; `account` is that of the rows, its name or its path (`privet.DataAccount`)."""
         X, y = validate_data(self, X, y, dtype=np.float64, allow_nd=True)
         check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
@@ -267,7 +270,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         if (self.classes_[numbers] != y).any():
             raise InputError("A label is not among the classes that were given: name every class.")
         public = ("the classes are public",) if self.classes is None else ()
-        self._train(X, torch.as_tensor(numbers), len(self.classes_), public)
+        self._train(X, torch.as_tensor(numbers), len(self.classes_), account, public)
         return self
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -348,14 +351,14 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train on the rows and their targets."""
+    def fit(self, X: Any, y: Any, *, account: Account = None) -> Self:
+        """Train on the rows and their targets; `account` is that of the rows, its name or its path (`privet.DataAccount`)."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, allow_nd=True)
         self._flat = y.ndim == 1
         targets = torch.tensor(np.asarray(y, dtype=np.float64).reshape(len(y), -1))
         low, high = self._bounds()
         targets = (targets.clamp(low, high) - (low + high) / 2) * 2 / (high - low) if self.target_bounds else targets
-        self._train(X, targets, targets.shape[1])
+        self._train(X, targets, targets.shape[1], account)
         return self
 
     def _bounds(self) -> tuple[float, float]:

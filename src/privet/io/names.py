@@ -21,8 +21,8 @@ DATA_KEY = "data.key"
 IDENTITY = "identity.json"
 """The method, the settings and the records of a run that is not finished, so that it is continued with the same ones."""
 
-TABLE, SCHEMA, ARRAYS = "train.csv", "schema.json", "synthetic.npz"
-"""Released synthetic data: a table with its schema, or arrays."""
+TABLE, SCHEMA, ARRAYS, PICTURES = "train.csv", "schema.json", "synthetic.npz", "train.zip"
+"""Released synthetic data: a table with its schema, or arrays; images also as PNG files, which `datasets.load_dataset` reads."""
 
 JOURNAL = "released.txt"
 """Digests of the releases of a seeded run, so that a repeated step is recognized."""

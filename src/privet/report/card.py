@@ -23,7 +23,7 @@ from privet.audit.result import Audit, round_down
 from privet.data.files import sha256
 from privet.errors import InputError
 from privet.io import write_whole
-from privet.io.names import MODEL_CODE
+from privet.io.names import MODEL_CODE, PICTURES, TABLE
 from privet.models import MODELS
 from privet.models.standalone import standalone
 from privet.privacy import Ledger, Spent
@@ -371,6 +371,10 @@ def _data_set(record: RunRecord, card: dict[str, Any]) -> dict[str, Any]:
         "size_categories": [SIZES[size]],
         "tags": [*_tags(card), "synthetic"],
     }
+    names = [Path(file).name for file in record.synthetic.files]
+    if (rows := next((name for name in (TABLE, PICTURES) if name in names), None)) is not None:
+        files = [{"split": "train", "path": rows}]  # for `datasets.load_dataset`, which would read the other files too
+        facts["configs"] = [{"config_name": "default", "data_files": files}]
     return facts | ({"source_datasets": [source]} if source else {})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from privet import data
@@ -20,15 +21,12 @@ from privet.data import Categorical, Numeric, Schema
 from privet.data.idx import write_idx
 from privet.errors import InputError
 from privet.io import sync_folder, write_whole
+from privet.io.names import ARRAYS, LEDGER, PICTURES, SCHEMA, TABLE
 from privet.methods.synthetic import Synthetic
 from privet.report import SyntheticSummary, write_card
 
 FOLDER, STAGED = "release", ".release"
 CARD = "README.md"
-LEDGER = "ledger.jsonl"
-TABLE = "train.csv"
-SCHEMA = "schema.json"
-ARRAYS = "synthetic.npz"
 PICTURE = "samples.png"
 SAMPLES = 8
 """Number of rows of a table that the page shows."""
@@ -44,8 +42,9 @@ def write_release(
 
     `publish_release` moves them there with the card, which is made from the run's record: a release is complete or absent.
 
-    Images are written to `synthetic.npz` (images, labels and, if a teacher gave them, soft labels), gray ones also to two IDX
-    files like those of MNIST; rows of a table to `train.csv` with the original columns, beside the schema.
+    Images are written to `synthetic.npz` (images, labels and, if a teacher gave them, soft labels) and, as PNG files,
+    to `train.zip`; gray ones also to two IDX files like those of MNIST. Rows of a table are written to `train.csv` with the
+    original columns, beside the schema.
     """
     release = folder / STAGED
     shutil.rmtree(release, ignore_errors=True)
@@ -101,11 +100,33 @@ def _arrays(release: Path, made: Synthetic) -> list[str]:
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_whole(release / ARRAYS, buffer.getvalue(), mode=0o644)
     files = [ARRAYS]
+    if made.inputs.ndim == 4 and made.inputs.shape[1] in (1, 3):
+        write_whole(release / PICTURES, _zipped(arrays["inputs"], made.labels.tolist()), mode=0o644)
+        files.append(PICTURES)
     if made.inputs.ndim == 4 and made.inputs.shape[1] == 1:
         write_idx(release / "train-images-idx3-ubyte", arrays["inputs"])
         write_idx(release / "train-labels-idx1-ubyte", made.labels.numpy().astype(np.uint8))
         files += ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
     return files
+
+
+def _zipped(images: NDArray[np.generic], labels: list[int]) -> bytes:
+    """The images as PNG files, with their labels in `metadata.csv`; the same images always give the same bytes."""
+    buffer, lines = io.BytesIO(), ["file_name,label"]
+    with zipfile.ZipFile(buffer, "w") as archive:  # PNG files are compressed already
+
+        def add(name: str, content: bytes) -> None:
+            entry = zipfile.ZipInfo(name)  # of 1980, whenever it is made
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content)
+
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            drawn = io.BytesIO()
+            Image.fromarray(image if image.ndim == 2 else np.moveaxis(image, 0, -1)).save(drawn, format="png")
+            lines.append(f"{number}.png,{label}")
+            add(f"{number}.png", drawn.getvalue())
+        add("metadata.csv", "\n".join([*lines, ""]).encode())
+    return buffer.getvalue()
 
 
 def _pixels(inputs: Tensor) -> NDArray[np.generic]:
