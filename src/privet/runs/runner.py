@@ -255,7 +255,8 @@ def check_space(method: Method, task: Task, out: Path) -> None:
     """Raise, before anything is spent, if the disk has too little room for the run."""
     need = LEAST_FREE
     if method.makes == "data":
-        need += (getattr(method, "size", None) or min(task.dataset.size, MOST)) * math.prod(task.dataset.shape)
+        size, shape = getattr(method, "size", None) or min(task.dataset.size, MOST), task.dataset.shape
+        need += size * math.prod(shape) * (3 if len(shape) == 3 else 8)  # images in three formats, numbers as text
     there = next(place for place in (out, *out.absolute().parents) if place.exists())
     free = shutil.disk_usage(there).free
     if free < need:
