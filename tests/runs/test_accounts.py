@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -286,18 +284,6 @@ def test_a_loop_in_a_folder_stays_on_its_account(tmp_path):
     assert "the account people held 1 run" in page.read_text()
 
 
-@pytest.mark.parametrize("folder", [None, "own"])
-def test_a_loop_that_is_refused_before_it_uses_a_record_leaves_nothing_reserved(tmp_path, folder):
-    account = privet.DataAccount.create("people", 20.0, DELTA)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = {"batch_size": 40, "steps": 8, "epsilon": 2.0, "delta": DELTA, "max_grad_norm": 1.0, "account": account}
-    with pytest.raises(PrivetError, match="BatchNorm"):
-        privet.make_private(model, optimizer, digits().train, folder=folder and tmp_path / folder, **plan)
-    assert account.refresh().used.is_free and account.books.reserved.is_free
-    assert [run.said for run in account.books.runs.values()] in ([], ["ended"])
-
-
 def test_a_run_folder_that_the_caller_opened_stays_on_its_account_too(tmp_path):
     account = privet.DataAccount.create("people", 20.0, DELTA)
     first = loop(account="people", until=4, folder=tmp_path / "own")
@@ -307,26 +293,6 @@ def test_a_run_folder_that_the_caller_opened_stays_on_its_account_too(tmp_path):
         loop(folder=folder).close()
     books = account.refresh()
     assert len(books.runs) == 1 and close(books.used, held(tmp_path / "own", account))
-
-
-def test_a_disk_that_is_full_when_a_run_settles_refunds_nothing_and_loses_nothing(tmp_path, monkeypatch):
-    account = privet.DataAccount.create("people", 20.0, DELTA)
-    first = loop(account="people", until=4, folder=tmp_path / "own")
-    first.save()
-
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(PrivetError, match="No space left on device"):
-            first.close()
-    first.close()
-    books = account.refresh()
-    assert books.used.covers(held(tmp_path / "own", account)) and not books.reserved.is_free
-    loop(folder=tmp_path / "own", resume=True).close()
-    books = account.refresh()
-    assert books.used.covers(held(tmp_path / "own", account)) and books.reserved.is_free
 
 
 def test_a_loop_ends_where_its_account_ends(tmp_path):

@@ -378,8 +378,7 @@ def _paying(
         return None
     books = account if isinstance(account, DataAccount) else DataAccount.open(account)
     paying = books.begin("your own loop", folder=run.path if run is not None else None, ledger=ledger, plan=ahead)
-    # What is refused from here on has used no record; only a run in a folder that has used some can be resumed.
-    undo.callback(lambda: paying.close(ended=run is None or not ledger.used))
+    undo.callback(paying.close)
     return paying
 
 
