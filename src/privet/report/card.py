@@ -31,11 +31,13 @@ from privet.privacy.guarantees import guarantee_to_dict
 from privet.privacy.spent import round_up
 from privet.report import others, statement, words
 from privet.report.record import RunRecord
+from privet.report.signatures import SignOff, sign_off
 
 MARKDOWN, PLAIN = "CARD.md", "card.json"
 RELEASE, HUB = "release", "README.md"
 """The folder of a synthetic data set for release, and its card there, which has the file name that hubs expect."""
-FORMAT = 1
+FORMAT = 2
+"""Version 0.1 wrote 1."""
 
 
 def write_card(folder: Path) -> Path:
@@ -46,11 +48,12 @@ def write_card(folder: Path) -> Path:
     record = RunRecord.read(folder)
     if code := _code(record):
         write_whole(folder / MODEL_CODE, code.encode(), mode=0o644)
-    record = replace(record, released=check_released(folder, record))
+    check_released(folder, record)
+    record = with_files(folder, record)
     plain = card(record, record.open_ledger(folder))
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / PLAIN, f"{text}\n".encode(), mode=0o644)
-    said = markdown(record, plain).encode()
+    said = markdown(record, plain, sign_off(folder, plain)).encode()
     if record.synthetic and (folder / RELEASE).is_dir():
         write_whole(folder / RELEASE / HUB, said, mode=0o644)
     return write_whole(folder / MARKDOWN, said, mode=0o644)
@@ -69,8 +72,16 @@ def hash_released(folder: Path, record: RunRecord, release: str = RELEASE) -> di
     return {name: sha256(path) for name, path in files.items() if path.is_file()}
 
 
-def check_released(folder: Path, record: RunRecord) -> dict[str, str]:
-    """The hashes of the released files from the record. If a file was changed since, no card is made for it."""
+def with_files(folder: Path, record: RunRecord, release: str = RELEASE) -> RunRecord:
+    """The record with the hash and the size of each released file; what the record has already is kept."""
+    hashes = record.released or hash_released(folder, record, release)
+    places = {name: folder / name.replace(RELEASE, release, 1) if "/" in name else folder / name for name in hashes}
+    sizes = record.sizes or {name: path.stat().st_size for name, path in places.items() if path.is_file()}
+    return replace(record, released=hashes, sizes=sizes)
+
+
+def check_released(folder: Path, record: RunRecord) -> None:
+    """Raise if a released file was changed since the run: no card is made for it."""
     found = hash_released(folder, record)
     for name, known in record.released.items():
         if name in found and found[name] != known:
@@ -78,7 +89,6 @@ def check_released(folder: Path, record: RunRecord) -> dict[str, str]:
                 f"{folder / name} is not the file that the run released: its SHA-256 is not the one in the run's record. Put the "
                 f"released file back, or remove this one."
             )
-    return record.released or found
 
 
 def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
@@ -94,7 +104,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "made_by": f"Privet {record.environment.get('privet', '')}".strip(),
         "method": record.method,
         "privacy": _privacy(record, ledger, spent),
-        "accesses": [_access(event, count, ledger.unit) for event, count in ledger],
+        "accesses": [access(event, count, ledger.unit) for event, count in ledger],
         "other_runs": _other_runs(record, ledger),
         "account": _account(record),
         "tuning": _tuning(record, spent),
@@ -111,12 +121,13 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "contact": record.stated.contact,
         "limits": [f"{name[:-1]}: {text}" for name, text in statement.caveats(record, spent)],
         "files": record.released,
+        "sizes": record.sizes,
         "ledger": {"file": record.ledger, "head": ledger.head},
     }
 
 
-def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
-    """The card for people, with the metadata that model and data set hubs read."""
+def markdown(record: RunRecord, plain: dict[str, Any], signed: SignOff | None = None) -> str:
+    """The card for people, with the metadata that model and data set hubs read, and the block of signatures."""
     environment = Environment(
         loader=PackageLoader("privet.report"),
         autoescape=False,  # Markdown: the user's texts go through `plainly`
@@ -128,7 +139,9 @@ def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
     )
     environment.filters |= {"plainly": _plainly, "share": words.share, "times": words.times}
     environment.filters |= {"at_least": round_down, "epsilon": round_up}
-    return environment.get_template("CARD.md.j2").render(metadata=front_matter(record, plain), **plain)
+    return environment.get_template("CARD.md.j2").render(
+        metadata=front_matter(record, plain), signed=signed or SignOff(), **plain
+    )
 
 
 def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
@@ -151,7 +164,8 @@ def _calibration(record: RunRecord, ledger: Ledger, spent: Spent) -> str:
     return "which calibrated the noise" if record.accountant != "pld" else ""
 
 
-def _access(event: Any, count: int, unit: str) -> dict[str, Any]:
+def access(event: Any, count: int, unit: str) -> dict[str, Any]:
+    """One entry of the ledger in words and as plain data."""
     said = words.describe(event, unit.split()[0])
     return {"count": count, "what": said, "event": event.to_dict(), **guarantee_to_dict(event.guarantee)}
 

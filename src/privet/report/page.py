@@ -22,9 +22,10 @@ from privet.io import why_refused, write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
-from privet.report.card import write_card
+from privet.report.card import card, with_files, write_card
 from privet.report.places import Way, draw_way, way_of
 from privet.report.record import RunRecord
+from privet.report.signatures import SIGNATURES, SignOff, sign_off
 
 FILE = "report.html"
 Limit = Callable[[float], float]
@@ -33,8 +34,10 @@ Limit = Callable[[float], float]
 
 def write_page(folder: Path) -> Path:
     """Write `report.html` of a run folder, complete or not at all; writing it again gives the same bytes."""
-    record = RunRecord.read(folder)
-    page = render(record, record.open_ledger(folder), samples=picture(record, folder))
+    record = with_files(folder, RunRecord.read(folder))
+    ledger = record.open_ledger(folder)
+    signed = sign_off(folder, card(record, ledger)) if (folder / SIGNATURES).exists() else None
+    page = render(record, ledger, samples=picture(record, folder), signed=signed)
     return write_whole(folder / FILE, page.encode(), mode=record.internal_mode)
 
 
@@ -52,8 +55,14 @@ def picture(record: RunRecord, folder: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
-def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
-    """The page as text; `samples` is the address of a picture, as `picture` gives it."""
+def render(record: RunRecord, ledger: Ledger, *, samples: str = "", signed: SignOff | None = None) -> str:
+    """The page as text.
+
+    Args:
+        record, ledger: of the run.
+        samples: the address of a picture, as `picture` gives it.
+        signed: the signatures of the card.
+    """
     spent = record.spent(ledger)
     standing = statement.standing(record, spent)
     limit = spent.meaning.true_positive_rate
@@ -83,6 +92,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         released=statement.released(record),
         way=way,
         samples=samples,
+        signed=signed or SignOff(),
         others=record.others or (),
         together=str(total) if total is not None else "",
         figures=_figures(record, attack, spent, limit, standing, way),
