@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from privet.cli.board import _audited, _standing, board
+from privet.cli.progress import _audited, _live_table, board
 from privet.privacy import ApproximateDP, Ledger
 from privet.runs.comparison import Compared
 from privet.runs.job import Row
@@ -32,7 +32,7 @@ def lanes(monkeypatch):
 
 def test_each_row_says_what_is_known(lanes):
     console = Console(width=160, file=io.StringIO(), force_terminal=False)
-    console.print(_standing(lanes, 1e-5))
+    console.print(_live_table(lanes, 1e-5))
     first, second, third, fourth = [line for line in console.file.getvalue().splitlines() if line.startswith("│")]
     assert "Epsilon at 1e-05" in console.file.getvalue()
     assert "Training" in first and "91.0 %" in first and "1.50" in first and "40 s" in first
@@ -44,7 +44,7 @@ def test_each_row_says_what_is_known(lanes):
 def test_a_claimed_epsilon_is_called_claimed(lanes):
     lanes[0].standing |= {"guarantee": "only claimed by a paper: it leaks"}
     console = Console(width=160, file=io.StringIO())
-    console.print(_standing(lanes, 1e-5))
+    console.print(_live_table(lanes, 1e-5))
     assert "1.50 (claimed)" in console.file.getvalue()
 
 

@@ -15,6 +15,7 @@ from privet.cli.program import AsJson, echo, verb
 from privet.cli.records import Plugins, load_plugins, say_of_run
 from privet.errors import InputError
 
+MaybeRun = Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder of a run, for example runs/a.")]
 JOB = "job.json"
 """A file that only the folder of a comparison has, not that of a run."""
 
@@ -22,12 +23,25 @@ JOB = "job.json"
 @verb("report", "privet report runs/a --license apache-2.0")
 def report(
     context: typer.Context,
-    run: RunFolder,
+    run: MaybeRun = None,
     intended_use: Annotated[str | None, typer.Option(help="For the card: what the release is for.")] = None,
     licence: Annotated[
         str | None, typer.Option("--license", "--licence", help="For the card: a license by its identifier.")
     ] = None,
     contact: Annotated[str | None, typer.Option(help="For the card: whom to ask.")] = None,
+    about: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML file with what no run can know: curator, purpose, legal basis and so on (--template)."
+        ),
+    ] = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print the YAML file with every question, to fill in; no run is needed.")
+    ] = False,
+    registry: Annotated[
+        Path | None,
+        typer.Option(help="Also write the card in the fields of the OpenDP registry of deployments, as a YAML file."),
+    ] = None,
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,25 +50,41 @@ def report(
     Statements for the card are kept in the record. The card may be published with the release; the page is only for people
     who may see the data.
     """
+    if template:
+        from privet.report.about import template as questions
+
+        check_used(context, "template")
+        echo(questions().rstrip("\n"))
+        return
+    if run is None:
+        raise InputError("Give the folder of a run, for example runs/a, or --template for the questions of --about.")
     load_plugins(plugins)
     check_used(context, "comparison" if (run / JOB).exists() else "run")
     if (run / JOB).exists():
         _comparison(run, as_json)
         return
     from privet.report import renew
+    from privet.report.about import read_about
     from privet.report.card import MARKDOWN
+    from privet.report.export import write_registry_entry
     from privet.report.statement import not_for_release
     from privet.runs.after import alone_with
     from privet.runs.own import read_run
 
     given = {"intended_use": intended_use, "licence": licence, "contact": contact}
+    told = read_about(about) if about is not None else {}
+    if twice := [name for name, text in given.items() if text is not None and name in told]:
+        raise InputError(f"{about} and the command line both give {' and '.join(twice)}: give each once.")
+    told |= {name: text for name, text in given.items() if text is not None}
     with alone_with(run):
         record = read_run(run)
-        stated = replace(record.stated, **{name: text for name, text in given.items() if text is not None})
+        stated = replace(record.stated, **told)
         if stated != record.stated:
             record = replace(record, stated=stated)
             record.write(run)
         page = renew(run)
+    if registry is not None:
+        write_registry_entry(run, registry)
     say_of_run(record)
     ledger = record.open_ledger(run)
     spent, calibrated = record.spent(ledger), record.calibrated(ledger)

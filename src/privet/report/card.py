@@ -30,6 +30,7 @@ from privet.privacy import Ledger, Spent
 from privet.privacy.guarantees import guarantee_to_dict
 from privet.privacy.spent import round_up
 from privet.report import others, statement, words
+from privet.report.about import answers
 from privet.report.record import RunRecord
 from privet.report.signatures import SignOff, sign_off
 
@@ -96,8 +97,10 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
     spent = record.spent(ledger)
     return {
         "card": FORMAT,
+        "schema": f"urn:privet:card:{FORMAT}",
         "title": statement.title(record, spent),
         "released": statement.released(record),
+        "first": first_screen(record, ledger, spent),
         "not_protected": record.data.who_is_unprotected,
         "not_for_release": statement.not_for_release(record),
         "created": record.created,
@@ -116,9 +119,7 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "model": {"name": record.model.name, "parameters": record.model.parameters, "script": _script(record)},
         "synthetic": asdict(record.synthetic) if record.synthetic else None,
         "settings": record.settings,
-        "intended_use": record.stated.intended_use,
-        "licence": record.stated.licence,
-        "contact": record.stated.contact,
+        "about": asdict(record.stated),
         "limits": [f"{name[:-1]}: {text}" for name, text in statement.caveats(record, spent)],
         "files": record.released,
         "sizes": record.sizes,
@@ -138,9 +139,9 @@ def markdown(record: RunRecord, plain: dict[str, Any], signed: SignOff | None = 
         finalize=lambda value: "" if value is None else value,
     )
     environment.filters |= {"plainly": _plainly, "share": words.share, "times": words.times}
-    environment.filters |= {"at_least": round_down, "epsilon": round_up}
+    environment.filters |= {"at_least": round_down, "epsilon": round_up, "bytes": words.size}
     return environment.get_template("CARD.md.j2").render(
-        metadata=front_matter(record, plain), signed=signed or SignOff(), **plain
+        metadata=front_matter(record, plain), signed=signed or SignOff(), answers=answers(record.stated), **plain
     )
 
 
@@ -154,6 +155,20 @@ def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
         "explanation": statement.standing(record, spent).explanation,
         "calibration": _calibration(record, ledger, spent),
         "neighbours": spent.relation.describe(spent.unit),
+        "numbers": statement.in_numbers(record, spent),
+    }
+
+
+def first_screen(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, list[str]]:
+    """The questions of somebody who must sign, with their answers; the files and the signatures are not here."""
+    shown = statement.standing(record, spent)
+    return {
+        "Who is protected": [statement.protected(record, spent)],
+        "The statement in numbers": [statement.numbers(record, spent)],
+        "Its mark": [f"{shown.title}. {shown.explanation}"],
+        "Spent on these data so far": [statement.spent_so_far(record, others.together(record, ledger))],
+        "What was attacked and audited": statement.tried(record),
+        "What is not protected": statement.not_protected(record, spent),
     }
 
 
@@ -263,6 +278,7 @@ def _data(record: RunRecord, spent: Spent) -> dict[str, Any]:
     return {
         "name": data.name,
         "said": statement.data(record, spent),
+        "record": statement.a_record(record),
         "public": data.public,
         "training_records": data.training_records,
         "unit": data.unit,

@@ -22,7 +22,8 @@ from privet.io import why_refused, write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
-from privet.report.card import card, with_files, write_card
+from privet.report.about import answers
+from privet.report.card import card, first_screen, with_files, write_card
 from privet.report.places import Way, draw_way, way_of
 from privet.report.record import RunRecord
 from privet.report.signatures import SIGNATURES, SignOff, sign_off
@@ -76,6 +77,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "", signed: Sign
         unprotected=record.data.who_is_unprotected,
         not_for_release=statement.not_for_release(record),
         title=statement.title(record, spent),
+        first=first_screen(record, ledger, spent),
         statement=_unbroken(str(spent)),
         standing=standing,
         opening=statement.opening(record, spent),
@@ -99,6 +101,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "", signed: Sign
         entries=[_entry(number, event, count, ledger.unit) for number, (event, count) in enumerate(ledger, 1)],
         head=ledger.head,
         caveats=_caveats(record, spent),
+        answers=answers(record.stated),
         command=shlex.join(record.command),
     )
 
@@ -151,6 +154,7 @@ def environment() -> Environment:
         "at_least": round_down,
         "epsilon": round_up,
         "shell": shlex.join,
+        "bytes": words.size,
     }
     made.filters.update(filters)
     return made

@@ -152,11 +152,29 @@ class OtherRun:
 
 @dataclass(frozen=True)
 class Stated:
-    """Statements for the card that only a person can make."""
+    """Statements for the card that only a person can make; `privet.report.about` says what each is. Empty: not stated."""
 
     intended_use: str = ""
     licence: str = ""
     contact: str = ""
+    curator: str = ""
+    description: str = ""
+    data_subjects: str = ""
+    collection: str = ""
+    legal_basis: str = ""
+    retention: str = ""
+    region: str = ""
+    sector: str = ""
+    data_source: str = ""
+    threat_model: str = ""
+    trust_model: str = ""
+    why_epsilon: str = ""
+    why_delta: str = ""
+    later_releases: str = ""
+    preprocessing: str = ""
+    publication_date: str = ""
+    sources: str = ""
+    registry_authors: str = ""
 
 
 @dataclass(frozen=True)
