@@ -231,6 +231,9 @@ def table(result: Comparison) -> None:
         console.print(
             f"The most accurate method with a statement that holds: {best.row.title}, with {best.spent}", soft_wrap=True
         )
+        if tied := result.within_noise:
+            names = ", ".join(outcome.row.title for outcome in tied)
+            console.print(f"Within the noise of the test records, so perhaps as good: {names}", soft_wrap=True)
     if result.together is not None:
         console.print(f"Choosing among them costs as much as all of them together: {result.together}", soft_wrap=True)
 
@@ -263,4 +266,5 @@ def _audited(outcome: Compared) -> str:
     if (audit := outcome.audit) is None:
         return ""
     part = "" if outcome.whole_audit else ", of a part of the run"
-    return f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{part}{', refuted' * audit.refuted}"
+    flag = ", refuted" if audit.refuted else ", without power" if audit.powerless else ""
+    return f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{part}{flag}"
