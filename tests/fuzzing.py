@@ -95,8 +95,6 @@ VERBS = {
     "compare": f"{_TABLE} --methods dpsgd --minutes 0.001 --out {{new}}",
     "reproduce": "digits-linear --seeds 0 --out {new}",
     "report": "{run}",
-    "sign": "{run} --name x --role y",
-    "verify": "{run}",
     "demo": "--data x --out {new}",
     "data get": "mnist --from {home}",
     "data list": "",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import shutil
 import subprocess
 from datetime import date, timedelta
@@ -22,6 +23,7 @@ from privet.report import RunRecord, write_card
 from privet.report.card import with_files
 from privet.report.signatures import SIGNATURES, TYPED, Signer, append_signature, canonical, now, read_signatures
 from privet.report.verify import Known, card_to_sign, changes, verify
+from tests.fuzzing import spoil
 
 SSH = shutil.which("ssh-keygen")
 needs_ssh = pytest.mark.skipif(SSH is None, reason="no ssh-keygen on the PATH (Debian: apt install openssh-client)")
@@ -189,7 +191,7 @@ def test_what_changed_since_a_signature_is_said(run, pem):
     contact(run, "new@example.org")
     code, text = said(run, "--key", pem.with_suffix(".pub"))
     assert code == 1
-    assert 'the card was changed since: contact is "new@example.org" in place of ""' in text
+    assert 'the card was changed since: about.contact is "new@example.org" in place of ""' in text
     assert "an earlier version of this card" in (run / "CARD.md").read_text()
 
 
@@ -307,7 +309,7 @@ def test_signatures_of_another_run_do_not_count(run, pem, tmp_path):
     shutil.copy(run / SIGNATURES, other / SIGNATURES)
     write_card(other)
     code, text = said(other, "--key", pem.with_suffix(".pub"))
-    assert code == 1 and "the card was changed since: contact" in text
+    assert code == 1 and "the card was changed since: about.contact" in text
 
 
 def test_the_release_is_verified_without_the_record(run, pem, tmp_path):
@@ -321,6 +323,22 @@ def test_the_release_is_verified_without_the_record(run, pem, tmp_path):
     (run / "card.json").write_text(json.dumps(plain))
     code, text = said(run)
     assert code == 1 and "accesses[1].count is 1 in place of 60" in text
+
+
+def test_a_spoiled_folder_never_ends_in_a_traceback(run, pem, tmp_path):
+    """Whatever is changed in a folder, and however, `verify` ends with a finding or a sentence."""
+    signed(run, pem)
+    key, codes = pem.with_suffix(".pub"), set()
+    for seed in range(30):
+        folder = tmp_path / str(seed)
+        shutil.copytree(run, folder)
+        what = spoil(folder, random.Random(seed))
+        done = privet("verify", folder, "--key", key)
+        assert done.exception is None or isinstance(done.exception, SystemExit), (seed, what, done.exception)
+        assert done.exit_code in (0, 1, 2), (seed, what, done.output)
+        assert done.exit_code != 2 or done.output.startswith("privet: "), (seed, what, done.output)
+        codes.add(done.exit_code)
+    assert {1} <= codes
 
 
 def test_links_and_other_folders_are_refused_in_one_sentence(run, tmp_path):
