@@ -155,13 +155,14 @@ def environment() -> Environment:
         "epsilon": round_up,
         "shell": shlex.join,
         "bytes": words.size,
+        "unbroken": _unbroken,
     }
     made.filters.update(filters)
     return made
 
 
 def _unbroken(statement: str) -> Markup:
-    """The statement with epsilon and delta each kept on one line; the text is that of the ledger."""
+    """A text with each epsilon and delta kept on one line; the words stay the same."""
     return Markup(re.sub(r"(epsilon|delta) = [^ ]+", r'<span class="whole">\g<0></span>', str(escape(statement))))
 
 

@@ -162,7 +162,7 @@ def numbers(record: RunRecord, spent: Spent) -> str:
     return (
         f"{lead} attack finds at most {', '.join(rates)} false positives. A belief that a given {spent.unit} was used grows from "
         f"{', from '.join(posteriors)}, except with probability {words.odds(found['posteriors']['failure'])}. "
-        f"{'; '.join(groups)}."
+        f"{'. '.join(groups)}."
     )
 
 
