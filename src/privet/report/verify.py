@@ -266,7 +266,7 @@ def _whose(signature: Signature, known: Known) -> tuple[bool | None, str]:
             return False, f": the signature does NOT fit the text, or was not made with the key {signature.fingerprint}"
         whose = known.whose(signature)
     except InputError as error:
-        return None, f": not checked, because {str(error)[0].lower()}{str(error)[1:].rstrip('.')}"
+        return None, f": not checked, because {str(error).rstrip('.')}"
     if whose:
         return True, f": the signature holds, {whose} ({signature.fingerprint})"
     said = "which is none of those that were given" if known.given else "and nobody has checked whose key that is"
