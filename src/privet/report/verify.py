@@ -21,7 +21,7 @@ MOST_CHANGES, MOST_FILES = 20, 1000
 
 
 @dataclass(frozen=True)
-class Finding:
+class Checked:
     """What was checked, whether it holds (None: it could not be checked), and a sentence about it."""
 
     about: str
@@ -48,7 +48,7 @@ class Known:
         return f"with a key of {', '.join(named)}" if named else ""
 
 
-def verify(folder: Path, known: Known | None = None, today: date | None = None) -> list[Finding]:
+def verify(folder: Path, known: Known | None = None, today: date | None = None) -> list[Checked]:
     """All findings about the folder of a release. Raises `InputError` if the folder has links, or holds no card.
 
     Formal guarantees: nothing outside of the folder is read, and nothing is written to it.
@@ -64,10 +64,10 @@ def verify(folder: Path, known: Known | None = None, today: date | None = None) 
             raise MisfitError("it is no object")
         canonical(card)
     except (PrivetError, MisfitError, json.JSONDecodeError) as error:
-        return [Finding("card", False, f"{cards.PLAIN} is damaged: {str(error).rstrip('.')}.")]
+        return [Checked("card", False, f"{cards.PLAIN} is damaged: {str(error).rstrip('.')}.")]
     if card.get("card") != cards.FORMAT:
         said = f"{cards.PLAIN} has another format than this version of Privet writes; privet report makes it again."
-        return [Finding("card", False, said)]
+        return [Checked("card", False, said)]
     found = [*_files(folder, card), *_ledger(folder, card), *_card(folder, card)]
     return found + _signatures(folder, card, known or Known(), today or date.today())
 
@@ -86,26 +86,26 @@ def card_to_sign(folder: Path) -> dict[str, Any]:
 # --- released files ---------------------------------------------------------------------------------------------------
 
 
-def _files(folder: Path, card: dict[str, Any]) -> Iterator[Finding]:
+def _files(folder: Path, card: dict[str, Any]) -> Iterator[Checked]:
     files, sizes = (_table(card.get(name)) for name in ("files", "sizes"))
     if not files:
-        yield Finding("files", None, "The card names no released file, so no file is tied to it.")
+        yield Checked("files", None, "The card names no released file, so no file is tied to it.")
     for name, known in list(files.items())[:MOST_FILES]:
         if not RELEASED.fullmatch(name) or not isinstance(known, str):
-            yield Finding("files", False, f"The card names {name[:60]!r}, which is no file that a run releases.")
+            yield Checked("files", False, f"The card names {name[:60]!r}, which is no file that a run releases.")
             continue
         path = folder / name
         if not path.is_file():
-            yield Finding("files", False, f"{name} is missing.")
+            yield Checked("files", False, f"{name} is missing.")
         elif (found := sha256(path)) != known:
             size, was = path.stat().st_size, sizes.get(name)
             changed = f" and {size:,} bytes where the card says {was:,}" if isinstance(was, int) and was != size else ""
-            yield Finding("files", False, f"{name} was changed: its SHA-256 is {found}{changed}.")
+            yield Checked("files", False, f"{name} was changed: its SHA-256 is {found}{changed}.")
         else:
-            yield Finding("files", True, f"{name} is the released file.")
+            yield Checked("files", True, f"{name} is the released file.")
     there = {f"{cards.RELEASE}/{path.name}" for path in (folder / cards.RELEASE).glob("*") if path.name != cards.HUB}
     for name in sorted(there - set(files))[:MOST_FILES]:
-        yield Finding("files", False, f"{name} was added: the card does not name it.")
+        yield Checked("files", False, f"{name} was added: the card does not name it.")
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -115,23 +115,23 @@ def _table(value: Any) -> dict[str, Any]:
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def _ledger(folder: Path, card: dict[str, Any]) -> Iterator[Finding]:
+def _ledger(folder: Path, card: dict[str, Any]) -> Iterator[Checked]:
     about = _table(card.get("ledger"))
     name, head = about.get("file"), about.get("head")
     if not isinstance(name, str) or not RELEASED.fullmatch(name) or not isinstance(head, str):
-        yield Finding("ledger", False, "The card names no ledger.")
+        yield Checked("ledger", False, "The card names no ledger.")
         return
     try:
         ledger = Ledger.open(folder / name, head=head, read_only=True)
     except PrivetError as error:
-        yield Finding("ledger", False, str(error))
+        yield Checked("ledger", False, str(error))
         return
     if ledger.head != head:
-        yield Finding(
+        yield Checked(
             "ledger", False, f"{name} has lines after those that the card is about: the records were used again."
         )
         return
-    yield Finding(
+    yield Checked(
         "ledger", True, f"{name} is whole, and ends where the card says: {len(ledger):,} uses of the records."
     )
     if not (folder / FILE).exists():
@@ -142,19 +142,19 @@ def _ledger(folder: Path, card: dict[str, Any]) -> Iterator[Finding]:
 # --- the card ---------------------------------------------------------------------------------------------------------
 
 
-def _card(folder: Path, card: dict[str, Any]) -> Iterator[Finding]:
+def _card(folder: Path, card: dict[str, Any]) -> Iterator[Checked]:
     if not (folder / FILE).exists():
         said = (
             f"{FILE} is not here, so only the card's list of accesses was compared with the ledger, not its statement."
         )
-        yield Finding("card", None, said)
+        yield Checked("card", None, said)
         return
     try:
         record = RunRecord.read(folder)
         record = cards.with_files(folder, record)
         made = cards.card(record, record.open_ledger(folder))
     except PrivetError as error:
-        yield Finding("card", False, f"The card cannot be made again: {error}")
+        yield Checked("card", False, f"The card cannot be made again: {error}")
         return
     yield from _compared("card", _plain(made), card, "record and ledger")
     said = cards.markdown(record, made, sign_off(folder, made))
@@ -163,26 +163,26 @@ def _card(folder: Path, card: dict[str, Any]) -> Iterator[Finding]:
         yield _text(folder / name, name, said)
 
 
-def _text(path: Path, name: str, expected: str) -> Finding:
+def _text(path: Path, name: str, expected: str) -> Checked:
     try:
         found = read_text(path)
     except InputError as error:
-        return Finding("card", False, str(error))
+        return Checked("card", False, str(error))
     if found == expected:
-        return Finding("card", True, f"{name} is the card that follows from record, ledger and signatures.")
+        return Checked("card", True, f"{name} is the card that follows from record, ledger and signatures.")
     pairs = enumerate(zip(found.split("\n"), expected.split("\n"), strict=False), 1)
     line = next(
         (number for number, (one, other) in pairs if one != other), min(found.count("\n"), expected.count("\n")) + 1
     )
-    return Finding("card", False, f"{name} was changed, first in line {line}; privet report makes it again.")
+    return Checked("card", False, f"{name} was changed, first in line {line}; privet report makes it again.")
 
 
-def _compared(about: str, made: Any, card: Any, source: str) -> Iterator[Finding]:
+def _compared(about: str, made: Any, card: Any, source: str) -> Iterator[Checked]:
     changed = changes(made, card)
     if not changed:
-        yield Finding(about, True, f"{cards.PLAIN} follows from {source}.")
+        yield Checked(about, True, f"{cards.PLAIN} follows from {source}.")
     for said in changed:
-        yield Finding(about, False, f"{cards.PLAIN} does not follow from {source}: {said}.")
+        yield Checked(about, False, f"{cards.PLAIN} does not follow from {source}: {said}.")
 
 
 def _plain(made: Any) -> Any:
@@ -225,29 +225,29 @@ def _shown(value: Any) -> str:
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
-def _signatures(folder: Path, card: dict[str, Any], known: Known, today: date) -> list[Finding]:
+def _signatures(folder: Path, card: dict[str, Any], known: Known, today: date) -> list[Checked]:
     try:
         signatures = read_signatures(folder)
     except PrivetError as error:
-        return [Finding("signatures", False, str(error))]
+        return [Checked("signatures", False, str(error))]
     last = {one.identity: one for one in signatures}
     found, trusted = [], False
     for one in signatures:
         holds, whose = _whose(one, known)
         if holds is not False and last[one.identity] is not one:
             found.append(
-                Finding("signatures", holds, f"{_by(one)}{whose}: superseded by a later one of the same signer.")
+                Checked("signatures", holds, f"{_by(one)}{whose}: superseded by a later one of the same signer.")
             )
             continue
         wrong = [] if holds is False else _stale(one, card, today)
         trusted |= bool(holds) and not wrong
         said = "; ".join((f"{_by(one)}{whose}", *wrong))
         counts = not known.given or holds
-        found.append(Finding("signatures", False if wrong and counts else holds, f"{said}."))
+        found.append(Checked("signatures", False if wrong and counts else holds, f"{said}."))
     if not signatures:
-        found.append(Finding("signatures", None, "Nobody has signed this card."))
+        found.append(Checked("signatures", None, "Nobody has signed this card."))
     if known.given and not trusted:
-        found.append(Finding("signatures", False, "No valid signature of this card is by a key that was given."))
+        found.append(Checked("signatures", False, "No valid signature of this card is by a key that was given."))
     return found
 
 
@@ -283,11 +283,11 @@ def _stale(signature: Signature, card: dict[str, Any], today: date) -> list[str]
     return wrong
 
 
-def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
+def as_dict(findings: Sequence[Checked]) -> dict[str, Any]:
     """The findings as plain data for JSON."""
     return {"holds": holds(findings), "findings": [asdict(one) for one in findings]}
 
 
-def holds(findings: Sequence[Finding]) -> bool:
+def holds(findings: Sequence[Checked]) -> bool:
     """Whether nothing was found that does not hold. What could not be checked is no such thing; it is named."""
     return not any(one.holds is False for one in findings)
