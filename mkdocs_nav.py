@@ -33,6 +33,7 @@ PAGES = {
     "Attacks": "attacks.md",
     "Audits": "audit.md",
     "Reports": "report.md",
+    "The card in the fields of others": "registry.md",
     "Optimized noise": "optimised-noise.md",
     "Private GANs": "private-gans.md",
     "Residual perturbation": "residual-perturbation.md",

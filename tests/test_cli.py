@@ -164,7 +164,7 @@ def test_data_list(tmp_path):
 
 
 def test_the_names_that_tab_completes_are_the_catalogue():
-    from privet.cli.data import NAMES
+    from privet.cli.records import NAMES
     from privet.data import CATALOGUE
 
     assert tuple(CATALOGUE) == NAMES

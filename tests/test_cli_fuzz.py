@@ -208,7 +208,7 @@ def test_odd_environment(home: Home, monkeypatch: pytest.MonkeyPatch, name: str)
 # --- links, escapes, modes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["report", "attack", "audit", "account"])
+@pytest.mark.parametrize("verb", ["report", "attack", "audit", "account", "verify"])
 def test_links_in_a_run_folder_are_not_followed(home: Home, runs: dict[str, Path], tmp_path: Path, verb: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -25,7 +25,7 @@ VALUES: dict[str, list[str]] = {
     "pi": ["1"], "steps": ["5"], "kind": ["loss"], "method": ["dpsgd"], "settings": ["gamma=1"],
 }  # fmt: skip
 """What stands behind an option where "2" is not allowed, or would not be a choice."""
-ONE_MODE = {"account", "demo", "data get", "data list", "methods", "recipes", "attacks"}
+ONE_MODE = {"account", "demo", "data get", "data list", "methods", "recipes", "attacks", "sign", "verify"}
 ONE_MODE |= {f"budget {verb}" for verb in ("open", "show", "charge", "check", "settle", "recover")}
 BY_METHOD = {"train", "tune", "synthesize", "compare", "attack"}
 """The method or the attack says which options are used."""

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from privet.errors import InputError, PrivetError, PrivetWarning
 from privet.io.chained import Appender, chained, line_of
-from privet.io.places import seen_folder
+from privet.io.names import seen_folder
 from privet.privacy import (
     Assumed,
     Gaussian,

@@ -53,7 +53,7 @@ def test_the_statement_is_the_ledgers_own_in_every_form(record, ledger):
 def test_made_again_it_has_the_same_bytes(finished_run):
     first = write_card(finished_run).read_bytes(), (finished_run / "card.json").read_bytes()
     assert (write_card(finished_run).read_bytes(), (finished_run / "card.json").read_bytes()) == first
-    assert json.loads(first[1])["card"] == 1
+    assert json.loads(first[1])["card"] == 2
 
 
 def test_every_answer_of_the_table_is_there(record, ledger):
@@ -61,7 +61,13 @@ def test_every_answer_of_the_table_is_there(record, ledger):
     for asked in ("Unit of privacy | one record", "Neighboring data sets | add/remove one record", "Accountant | PLD"):
         assert asked in page
     assert "1. 60 times: from a random sample that holds each record with probability 10" in page
-    for heading in ("Assumptions", "Attacks and audits that were tried", "Intended use", "Limits"):
+    for heading in (
+        "At a glance",
+        "Assumptions",
+        "Attacks and audits that were tried",
+        "What no run can know",
+        "Limits",
+    ):
         assert f"## {heading}" in page
 
 
@@ -280,10 +286,10 @@ def test_a_run_that_was_stopped_is_counted_where_it_is_named(record, ledger, tmp
 
 
 def test_a_use_that_nobody_stated_is_not_invented(record, ledger):
-    assert card(record, ledger)["intended_use"] == ""
-    assert "## Intended use\n\nNot stated.\n" in text(record, ledger)
+    assert card(record, ledger)["about"]["intended_use"] == ""
+    assert "- **Purpose**: not stated\n" in text(record, ledger)
     stated = dataclasses.replace(record, stated=Stated(intended_use="Sorting post."))
-    assert "## Intended use\n\nSorting post.\n" in text(stated, ledger)
+    assert "- **Purpose**: Sorting post." in text(stated, ledger)
 
 
 def test_the_verb_keeps_what_a_person_states(finished_run, tmp_path):
@@ -303,6 +309,6 @@ def test_the_verb_keeps_what_a_person_states(finished_run, tmp_path):
     first = (tmp_path / "CARD.md").read_text()
     assert metadata(first)["license"] == "cc-by-4.0"
     assert "Teaching." in first
-    assert "Contact | the office" in first
+    assert "**Contact**: the office" in first
     assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
     assert (tmp_path / "CARD.md").read_text() == first

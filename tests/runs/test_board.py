@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from privet.cli.board import _audited, _standing, board
+from privet.audit import Audit, Claim
+from privet.cli.progress import _audited, _live_table, board
 from privet.privacy import ApproximateDP, Ledger
-from privet.runs.comparison import Compared
+from privet.runs.comparison import Compared, Comparison
 from privet.runs.job import Row
 from privet.runs.race import Lane
 
@@ -32,7 +33,7 @@ def lanes(monkeypatch):
 
 def test_each_row_says_what_is_known(lanes):
     console = Console(width=160, file=io.StringIO(), force_terminal=False)
-    console.print(_standing(lanes, 1e-5))
+    console.print(_live_table(lanes, 1e-5))
     first, second, third, fourth = [line for line in console.file.getvalue().splitlines() if line.startswith("│")]
     assert "Epsilon at 1e-05" in console.file.getvalue()
     assert "Training" in first and "91.0 %" in first and "1.50" in first and "40 s" in first
@@ -44,7 +45,7 @@ def test_each_row_says_what_is_known(lanes):
 def test_a_claimed_epsilon_is_called_claimed(lanes):
     lanes[0].standing |= {"guarantee": "only claimed by a paper: it leaks"}
     console = Console(width=160, file=io.StringIO())
-    console.print(_standing(lanes, 1e-5))
+    console.print(_live_table(lanes, 1e-5))
     assert "1.50 (claimed)" in console.file.getvalue()
 
 
@@ -80,10 +81,41 @@ def test_on_a_terminal_the_table_is_live(lanes, monkeypatch):
     assert lanes[0].key in terminal.getvalue()
 
 
+def measured_run(accuracy: float, low: float, high: float, epsilon: float = 1.0, *, refuted: bool = False) -> Compared:
+    ledger = Ledger()
+    ledger.record(ApproximateDP(epsilon, 1e-5))
+    utility = SimpleNamespace(low=low, high=high, level=0.95, noise=0.0)
+    audits = (SimpleNamespace(refuted=True),) if refuted else ()
+    record = SimpleNamespace(audits=audits, utility=utility, accuracy=accuracy)
+    return Compared(Row(f"{accuracy}", f"{accuracy}", "done"), record, ledger.spent(1e-5))
+
+
+def test_differences_within_noise_are_named_and_a_refuted_method_is_never_the_best():
+    best, tied = measured_run(0.90, 0.88, 0.92), measured_run(0.88, 0.86, 0.90)
+    clear, refuted = measured_run(0.80, 0.78, 0.82), measured_run(0.99, 0.98, 1.0, refuted=True)
+    vacuous = measured_run(0.91, 0.89, 0.93, 3000.0)
+    result = Comparison(SimpleNamespace(), (tied, refuted, best, clear, vacuous), None)
+    assert result.best is best
+    assert result.within_noise == (tied,)
+    # By hand: 0.9 - 0.88 is at most the root of 0.02^2 + 0.02^2; a difference of 0.03 is not.
+    assert Comparison(SimpleNamespace(), (best, measured_run(0.87, 0.85, 0.89)), None).within_noise == ()
+    assert Comparison(SimpleNamespace(), (refuted, vacuous), None).best is None
+
+
+@pytest.mark.parametrize(("ceiling", "bound", "powerless"), [(0.5, 0.2, True), (4.0, 0.2, False), (1.0, 0.2, True)])
+def test_an_audit_that_could_not_have_refuted_anything_is_flagged(ceiling, bound, powerless):
+    audit = Audit("One step", Claim(1.0, 1e-5, "x"), bound, ceiling, 0.99, "m", "e")
+    assert audit.powerless is powerless
+    ledger = Ledger()
+    ledger.record(ApproximateDP(1.0, 1e-5))
+    outcome = Compared(Row("a", "A", "done"), SimpleNamespace(audits=(audit,)), ledger.spent(1e-5))
+    assert ("without power" in _audited(outcome)) is powerless
+
+
 @pytest.mark.parametrize(("claimed", "said"), [(0.4, "0.21 of 0.4, of a part of the run"), (2.999, "0.21 of 3")])
 def test_the_audit_of_a_step_is_not_shown_as_one_of_the_run(claimed, said):
     ledger = Ledger()
     ledger.record(ApproximateDP(3.0, 1e-5))
-    one = SimpleNamespace(lower_bound=0.21, claimed_epsilon=claimed, refuted=False)
+    one = SimpleNamespace(lower_bound=0.21, claimed_epsilon=claimed, refuted=False, powerless=False)
     outcome = Compared(Row("a", "A", "done"), SimpleNamespace(audits=(one,)), ledger.spent(1e-5))
     assert _audited(outcome) == said

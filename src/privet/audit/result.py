@@ -118,6 +118,11 @@ class Audit:
         return self.lower_bound > self.claim.epsilon
 
     @property
+    def powerless(self) -> bool:
+        """Whether it could not have refuted the claim, whatever the code did: it is no evidence for the claim."""
+        return not self.refuted and (self.method in (REFUSED, CRASHED) or self.ceiling <= self.claim.epsilon)
+
+    @property
     def verdict(self) -> str:
         if self.refuted:
             return f"refuted at {100 * self.confidence:g} %"

@@ -6,7 +6,6 @@ from privet.cli import (
     audit,
     budget,
     compare,
-    data,
     demo,
     listed,
     report,
@@ -18,6 +17,6 @@ from privet.cli import (
 from privet.cli.program import app, main
 
 # Importing a verb's file registers the verb.
-VERBS = (account, attack, audit, budget, compare, data, demo, listed, report, reproduce, synthesize, train, tune)
+VERBS = (account, attack, audit, budget, compare, demo, listed, report, reproduce, synthesize, train, tune)
 
 __all__ = ["VERBS", "app", "main"]

@@ -181,7 +181,7 @@ def _kept(resume: bool, *asked: object) -> Iterator[None]:
     The name of the folder is a hash of the options, so that different audits do not mix. Without `resume` it starts empty.
     """
     from privet import __version__
-    from privet.io.places import unfinished_folder
+    from privet.io.names import unfinished_folder
     from privet.training.folder import alone_in
     from privet.training.releases import Kept
 

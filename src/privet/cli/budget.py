@@ -13,7 +13,7 @@ from privet.cli.account import RelationName
 from privet.cli.program import AsJson, app, echo, verb
 from privet.errors import InputError, PrivetError
 from privet.io import check_inside, kind_of
-from privet.io.places import account_names, accounts_folder
+from privet.io.names import account_names, accounts_folder
 
 if TYPE_CHECKING:
     from privet.privacy.account_books import RunOnAccount

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privet.cli.board import board, table
 from privet.cli.options import check_methods, current_key
 from privet.cli.program import AsJson, echo, how_to_go_on, verb
-from privet.cli.progress import computing
+from privet.cli.progress import board, computing, table
 from privet.cli.records import (
     Attacks,
     BudgetOptions,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privet.cli import compare
-from privet.cli.data import NAMES
 from privet.cli.program import AsJson, echo, how_to_go_on, verb
 from privet.cli.progress import fetching
-from privet.cli.records import BudgetOptions, ControlOptions, choose_delta, command_line, load_records
+from privet.cli.records import NAMES, BudgetOptions, ControlOptions, choose_delta, command_line, load_records
 from privet.errors import InputError, PrivetError
 
 if TYPE_CHECKING:

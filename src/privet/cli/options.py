@@ -110,7 +110,8 @@ REPRODUCE = {
 }
 
 REPORT = {
-    "run": _mode("a run", f"{OUTPUT} run intended_use licence contact plugins"),
+    "run": _mode("a run", f"{OUTPUT} run intended_use licence contact about registry plugins"),
+    "template": _mode("--template", "template"),
     "comparison": _mode("a comparison", f"{OUTPUT} run plugins"),
 }
 

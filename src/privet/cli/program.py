@@ -42,6 +42,8 @@ ORDER = (
     "compare",
     "reproduce",
     "report",
+    "sign",
+    "verify",
     "demo",
 )
 

@@ -1,12 +1,19 @@
-"""Progress on the error stream: a bar on a terminal; in a log, a line every 15 seconds."""
+"""Progress on the error stream: a bar on a terminal, and in a log a line every 15 seconds; for a comparison, its board."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privet.runs.comparison import Compared, Comparison
+    from privet.runs.race import Lane
 
 Fetched = Callable[[str, int, int | None], None]
 Stepped = Callable[[Mapping[str, Any]], None]
@@ -107,3 +114,157 @@ def _standing(step: Mapping[str, Any], delta: float) -> str:
         claimed = "" if standing == "proved" else f" ({standing.partition(':')[0]})"  # the reason is on the run's page
         said.append(f"epsilon {step['epsilon']:.3f} at delta {delta:g}{claimed}")
     return ", ".join(said)
+
+
+# --- the board of a comparison ----------------------------------------------------------------------------------------
+
+Show = Callable[[Sequence["Lane"]], None]
+WIDE = 150
+MARKS = {
+    "proved": "✓ proved",
+    "assumed": "≈ assumed",
+    "claimed": "✗ claimed",
+    "open": "! unprotected",
+    "refuted": "✗ refuted",
+}
+VACUOUS_MARKS = {"proved": "∅ proved, vacuous", "assumed": "∅ assumed, vacuous", "claimed": "✗ claimed, vacuous"}
+
+
+@contextmanager
+def board(delta: float, *, quiet: bool = False) -> Iterator[Show]:
+    """Show the progress of every method. Call the yielded function with the lanes whenever something may have changed."""
+    if not sys.stderr.isatty():
+        yield _lanes_in_log(quiet)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+        yield lambda lanes: live.update(_live_table(lanes, delta))
+
+
+def _live_table(lanes: Sequence[Lane], delta: float) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    shown = Table("Method", "", "Progress", "Accuracy", f"Epsilon at {delta:g}", "Time left")
+    for lane in lanes:
+        step = lane.standing
+        done, total = step.get("step") or 0, step.get("steps") or 0
+        bar = ProgressBar(total=total or 1, completed=total or 1 if lane.row else done, width=20)
+        what = lane.state if lane.row or lane.state == "waiting" else _work(lane)
+        accuracy = f"{100 * step['accuracy']:.1f} %" if "accuracy" in step else ""
+        epsilon = f"{step['epsilon']:.2f}" if "epsilon" in step else ""
+        claimed = "" if step.get("guarantee", "proved") == "proved" else " (claimed)"
+        shown.add_row(lane.key, what, bar, accuracy, f"{epsilon}{claimed if epsilon else ''}", _left(lane))
+    return shown
+
+
+def _work(lane: Lane) -> str:
+    step = lane.standing
+    return str(step.get("what", "Training" if step else "Starting"))
+
+
+def _left(lane: Lane) -> str:
+    """The time left, if each step takes as long as the steps so far."""
+    done, total = lane.standing.get("step") or 0, lane.standing.get("steps") or 0
+    if lane.state != "running" or not done or not total:
+        return ""
+    return f"{(time.monotonic() - lane.began_this) / done * (total - done):.0f} s"
+
+
+def _lanes_in_log(quiet: bool) -> Show:
+    """Print a line when a method ends, and the progress of the others every 15 seconds."""
+    told: set[str] = set()
+    last = time.monotonic()
+
+    def show(lanes: Sequence[Lane]) -> None:
+        nonlocal last
+        if quiet:
+            return
+        for lane in lanes:
+            if lane.row is not None and lane.key not in told:
+                told.add(lane.key)
+                why = f": {lane.row.reason}" if lane.row.reason else ""
+                _log(f"{lane.title}: {lane.row.state} in {lane.row.seconds:.0f} s{why}")
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            _log("; ".join(_stands(lane) for lane in lanes if lane.state == "running"))
+
+    return show
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _stands(lane: Lane) -> str:
+    step = lane.standing
+    of = f" {step['step']}/{step['steps']}" if step.get("steps") else ""
+    left = f", {_left(lane)} left" if _left(lane) else ""
+    return f"{lane.key}: {_work(lane)}{of}{left}"
+
+
+def table(result: Comparison) -> None:
+    """The result for a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(
+        "Method",
+        "Guarantee",
+        "Accuracy",
+        f"Epsilon at {result.job.delta:g}",
+        "Audit: at least",
+        "AUC",
+        "TPR at 0.1 %",
+        "Seconds",
+        "MB",
+    )
+    for outcome in result.outcomes:
+        shown.add_row(*_cells(outcome), style="dim" if outcome.record is None else None)
+    # A log has no width of its own, and the table should not be cut there.
+    console = Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
+    console.print(shown)
+    if (best := result.best) is not None:
+        console.print(
+            f"The most accurate method with a statement that holds: {best.row.title}, with {best.spent}", soft_wrap=True
+        )
+        if tied := result.within_noise:
+            names = ", ".join(outcome.row.title for outcome in tied)
+            console.print(f"Within the noise of the test records, so perhaps as good: {names}", soft_wrap=True)
+    if result.together is not None:
+        console.print(f"Choosing among them costs as much as all of them together: {result.together}", soft_wrap=True)
+
+
+def _cells(outcome: Compared) -> list[str]:
+    from privet.privacy.spent import round_up
+
+    row, record, spent, standing = outcome.row, outcome.record, outcome.spent, outcome.standing
+    if record is None or spent is None or standing is None:
+        return [row.method, f"{row.state}: {row.reason}", *[""] * 7]
+    attack, rate = record.attack, outcome.lowest_rate
+    return [
+        row.method,
+        (MARKS | (VACUOUS_MARKS if standing.vacuous else {}))[standing.kind],
+        "" if record.accuracy is None else f"{100 * record.accuracy:.2f} %",
+        round_up(spent.epsilon) + (f" ({row.stopped})" if row.stopped else ""),
+        _audited(outcome),
+        f"{attack.auc:.3f}" if attack else "",
+        f"{100 * rate.tpr:.3g} %" if rate else "",
+        f"{row.seconds:.0f}",
+        f"{row.peak_megabytes:.0f}" if row.peak_megabytes else "",
+    ]
+
+
+def _audited(outcome: Compared) -> str:
+    """The bound of the audit and what it covers: the epsilon of one step is not that of the run."""
+    from privet.audit.result import round_down
+    from privet.privacy.spent import round_up
+
+    if (audit := outcome.audit) is None:
+        return ""
+    part = "" if outcome.whole_audit else ", of a part of the run"
+    flag = ", refuted" if audit.refuted else ", without power" if audit.powerless else ""
+    return f"{round_down(audit.lower_bound)} of {round_up(audit.claimed_epsilon)}{part}{flag}"

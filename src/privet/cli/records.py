@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privet.cli.data import NAMES
 from privet.cli.options import GivenSettings
 from privet.cli.program import echo
 from privet.cli.progress import fetching
 from privet.errors import InputError, PrivetError, PrivetWarning
-from privet.io.places import account_names
+from privet.io.names import account_names
 
 if TYPE_CHECKING:
     from privet.data import Dataset
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from privet.methods import DataSpec, Task
     from privet.report import DataSummary, OtherRun, RunRecord
     from privet.runs.preview import Preview
+
+NAMES = ("mnist", "fashion-mnist", "cifar10", "digits", "sms-spam", "sotu")
+"""For tab completion only: the catalog imports PyTorch, which takes too long for a key press."""
 
 
 def completing(names: Callable[[], Sequence[str]]) -> Callable[[typer.Context], list[str]]:

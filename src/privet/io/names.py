@@ -1,4 +1,16 @@
-"""Names of the files in the folder of a run or of a comparison. Old folders have the same names: do not change them."""
+"""Names of the files in the folder of a run or of a comparison, and the folders of a user's accounts and stopped work.
+
+Old folders have the same names: do not change them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from privet.io.given import user_path
 
 LEDGER = "ledger.jsonl"
 """Every event of the run; the privacy statement is computed from it."""
@@ -35,3 +47,29 @@ UNFINISHED = "unfinished"
 
 COMPARISON, JOB, ROW, CLOCK = "compare.json", "job.json", "row.json", "clock.txt"
 """A comparison: its result, its settings, the result of one run, and the time used so far."""
+
+ACCOUNT = ".account"
+"""The ending of an account's file."""
+
+
+def accounts_folder() -> Path:
+    """The folder of accounts that are given by name: ``$PRIVET_ACCOUNTS``, else the platform's folder for a user's data."""
+    if named := os.environ.get("PRIVET_ACCOUNTS"):
+        return user_path(named)
+    return Path(platformdirs.user_data_dir("privet")) / "accounts"
+
+
+def seen_folder() -> Path:
+    """The folder of the newest copies that this machine has seen: ``$PRIVET_STATE``, else the platform's folder for state."""
+    named = os.environ.get("PRIVET_STATE")
+    return (user_path(named) if named else Path(platformdirs.user_state_dir("privet"))) / "accounts"
+
+
+def unfinished_folder() -> Path:
+    """The folder of stopped work that has no folder of its own: ``$PRIVET_STATE``, else the platform's folder for state."""
+    return seen_folder().parent / "unfinished"
+
+
+def account_names() -> list[str]:
+    """The names of the accounts in the folder of accounts."""
+    return sorted(path.stem for path in accounts_folder().glob(f"*{ACCOUNT}"))

@@ -21,8 +21,7 @@ from typing import IO, Any
 from privet.errors import InputError, PrivetError, PrivetWarning
 from privet.io import Lock, from_json, kind_of, read_text, user_path, why_refused, write_whole
 from privet.io.chained import Appender, BrokenChain, NotAnEntry, chained, entry_of, line_of
-from privet.io.names import LEDGER
-from privet.io.places import ACCOUNT, accounts_folder, seen_folder
+from privet.io.names import ACCOUNT, LEDGER, accounts_folder, seen_folder
 from privet.privacy.account_books import FORMAT, AccountStanding, Books, RunOnAccount, one_line, percent
 from privet.privacy.events import Event
 from privet.privacy.guarantees import (

@@ -30,12 +30,15 @@ from privet.privacy import Ledger, Spent
 from privet.privacy.guarantees import guarantee_to_dict
 from privet.privacy.spent import round_up
 from privet.report import others, statement, words
+from privet.report.about import answers
 from privet.report.record import RunRecord
+from privet.report.signatures import SignOff, sign_off
 
 MARKDOWN, PLAIN = "CARD.md", "card.json"
 RELEASE, HUB = "release", "README.md"
 """The folder of a synthetic data set for release, and its card there, which has the file name that hubs expect."""
-FORMAT = 1
+FORMAT = 2
+"""Version 0.1 wrote 1."""
 
 
 def write_card(folder: Path) -> Path:
@@ -46,11 +49,12 @@ def write_card(folder: Path) -> Path:
     record = RunRecord.read(folder)
     if code := _code(record):
         write_whole(folder / MODEL_CODE, code.encode(), mode=0o644)
-    record = replace(record, released=check_released(folder, record))
+    check_released(folder, record)
+    record = with_files(folder, record)
     plain = card(record, record.open_ledger(folder))
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / PLAIN, f"{text}\n".encode(), mode=0o644)
-    said = markdown(record, plain).encode()
+    said = markdown(record, plain, sign_off(folder, plain)).encode()
     if record.synthetic and (folder / RELEASE).is_dir():
         write_whole(folder / RELEASE / HUB, said, mode=0o644)
     return write_whole(folder / MARKDOWN, said, mode=0o644)
@@ -69,8 +73,16 @@ def hash_released(folder: Path, record: RunRecord, release: str = RELEASE) -> di
     return {name: sha256(path) for name, path in files.items() if path.is_file()}
 
 
-def check_released(folder: Path, record: RunRecord) -> dict[str, str]:
-    """The hashes of the released files from the record. If a file was changed since, no card is made for it."""
+def with_files(folder: Path, record: RunRecord, release: str = RELEASE) -> RunRecord:
+    """The record with the hash and the size of each released file; what the record has already is kept."""
+    hashes = record.released or hash_released(folder, record, release)
+    places = {name: folder / name.replace(RELEASE, release, 1) if "/" in name else folder / name for name in hashes}
+    sizes = record.sizes or {name: path.stat().st_size for name, path in places.items() if path.is_file()}
+    return replace(record, released=hashes, sizes=sizes)
+
+
+def check_released(folder: Path, record: RunRecord) -> None:
+    """Raise if a released file was changed since the run: no card is made for it."""
     found = hash_released(folder, record)
     for name, known in record.released.items():
         if name in found and found[name] != known:
@@ -78,7 +90,6 @@ def check_released(folder: Path, record: RunRecord) -> dict[str, str]:
                 f"{folder / name} is not the file that the run released: its SHA-256 is not the one in the run's record. Put the "
                 f"released file back, or remove this one."
             )
-    return record.released or found
 
 
 def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
@@ -86,15 +97,17 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
     spent = record.spent(ledger)
     return {
         "card": FORMAT,
+        "schema": f"urn:privet:card:{FORMAT}",
         "title": statement.title(record, spent),
         "released": statement.released(record),
+        "first": first_screen(record, ledger, spent),
         "not_protected": record.data.who_is_unprotected,
         "not_for_release": statement.not_for_release(record),
         "created": record.created,
         "made_by": f"Privet {record.environment.get('privet', '')}".strip(),
         "method": record.method,
         "privacy": _privacy(record, ledger, spent),
-        "accesses": [_access(event, count, ledger.unit) for event, count in ledger],
+        "accesses": [access(event, count, ledger.unit) for event, count in ledger],
         "other_runs": _other_runs(record, ledger),
         "account": _account(record),
         "tuning": _tuning(record, spent),
@@ -106,17 +119,16 @@ def card(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "model": {"name": record.model.name, "parameters": record.model.parameters, "script": _script(record)},
         "synthetic": asdict(record.synthetic) if record.synthetic else None,
         "settings": record.settings,
-        "intended_use": record.stated.intended_use,
-        "licence": record.stated.licence,
-        "contact": record.stated.contact,
+        "about": asdict(record.stated),
         "limits": [f"{name[:-1]}: {text}" for name, text in statement.caveats(record, spent)],
         "files": record.released,
+        "sizes": record.sizes,
         "ledger": {"file": record.ledger, "head": ledger.head},
     }
 
 
-def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
-    """The card for people, with the metadata that model and data set hubs read."""
+def markdown(record: RunRecord, plain: dict[str, Any], signed: SignOff | None = None) -> str:
+    """The card for people, with the metadata that model and data set hubs read, and the block of signatures."""
     environment = Environment(
         loader=PackageLoader("privet.report"),
         autoescape=False,  # Markdown: the user's texts go through `plainly`
@@ -127,8 +139,10 @@ def markdown(record: RunRecord, plain: dict[str, Any]) -> str:
         finalize=lambda value: "" if value is None else value,
     )
     environment.filters |= {"plainly": _plainly, "share": words.share, "times": words.times}
-    environment.filters |= {"at_least": round_down, "epsilon": round_up}
-    return environment.get_template("CARD.md.j2").render(metadata=front_matter(record, plain), **plain)
+    environment.filters |= {"at_least": round_down, "epsilon": round_up, "bytes": words.size}
+    return environment.get_template("CARD.md.j2").render(
+        metadata=front_matter(record, plain), signed=signed or SignOff(), answers=answers(record.stated), **plain
+    )
 
 
 def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
@@ -141,6 +155,20 @@ def _privacy(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, Any]:
         "explanation": statement.standing(record, spent).explanation,
         "calibration": _calibration(record, ledger, spent),
         "neighbours": spent.relation.describe(spent.unit),
+        "numbers": statement.in_numbers(record, spent),
+    }
+
+
+def first_screen(record: RunRecord, ledger: Ledger, spent: Spent) -> dict[str, list[str]]:
+    """The questions of somebody who must sign, with their answers; the files and the signatures are not here."""
+    shown = statement.standing(record, spent)
+    return {
+        "Who is protected": [statement.protected(record, spent)],
+        "The statement in numbers": [statement.numbers(record, spent)],
+        "Its mark": [f"{shown.title}. {shown.explanation}"],
+        "Spent on these data so far": [statement.spent_so_far(record, others.together(record, ledger))],
+        "What was attacked and audited": statement.tried(record),
+        "What is not protected": statement.not_protected(record, spent),
     }
 
 
@@ -151,7 +179,8 @@ def _calibration(record: RunRecord, ledger: Ledger, spent: Spent) -> str:
     return "which calibrated the noise" if record.accountant != "pld" else ""
 
 
-def _access(event: Any, count: int, unit: str) -> dict[str, Any]:
+def access(event: Any, count: int, unit: str) -> dict[str, Any]:
+    """One entry of the ledger in words and as plain data."""
     said = words.describe(event, unit.split()[0])
     return {"count": count, "what": said, "event": event.to_dict(), **guarantee_to_dict(event.guarantee)}
 
@@ -249,6 +278,7 @@ def _data(record: RunRecord, spent: Spent) -> dict[str, Any]:
     return {
         "name": data.name,
         "said": statement.data(record, spent),
+        "record": statement.a_record(record),
         "public": data.public,
         "training_records": data.training_records,
         "unit": data.unit,

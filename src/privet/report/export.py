@@ -1,4 +1,4 @@
-"""Results as CSV, LaTeX and pandas: rows of plain values.
+"""Results as CSV, LaTeX and pandas: rows of plain values; and a card in the fields of the OpenDP registry of deployments.
 
 A column whose name begins with ``internal`` was computed from private records without noise. Only its owner can read a file
 with such a column.
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privet.errors import InputError
-from privet.io import write_whole
+from privet.io import from_json, read_text, write_whole
+from privet.io.names import CARD_JSON
+from privet.report.words import times
 
 if TYPE_CHECKING:
     from privet.report.record import RunRecord
@@ -148,3 +150,139 @@ def _shown(value: Any) -> str:
 
 def _escaped(text: str) -> str:
     return re.sub(r"[\\~^&%$#_{}]", lambda found: _SPECIAL[found[0]], " ".join(text.split()))
+
+
+# --- the registry of deployments --------------------------------------------------------------------------------------
+
+TIERS: dict[str, tuple[str, ...]] = {
+    "required": (
+        "basic.name",
+        "basic.data_curators",
+        "basic.description",
+        "basic.intended_use",
+        "basic.data_product_type",
+        "basic.data_product_region",
+        "basic.publication_date",
+        "administrative.registry_authors",
+    ),
+    "tier 2": (
+        "dp_variant.variant_name",
+        "privacy_loss.privacy_unit",
+        "privacy_loss.privacy_parameters",
+        "deployment_model.model_name",
+        "deployment_model.release_type",
+        "deployment_model.data_source_type",
+        "deployment_model.access_type",
+    ),
+    "tier 3": (
+        "dp_variant.data_domain",
+        "dp_variant.unprotected_quantities",
+        "privacy_loss.privacy_unit_details",
+        "privacy_loss.privacy_parameters_details",
+        "deployment_model.actors",
+        "accounting.post_processing",
+        "accounting.composition",
+        "implementation.preprocessing_and_hyperparameter_tuning",
+        "implementation.mechanisms",
+        "implementation.justification",
+    ),
+}
+"""The fields of an entry by tier, as the registry's schema of 2026-07-15 has them (docs/registry.md)."""
+
+
+def write_registry_entry(folder: Path, path: Path) -> Path:
+    """Write the card of a run in the fields of the registry, as YAML."""
+    import yaml  # type: ignore[import-untyped]
+
+    entry = registry_entry(from_json(read_text(folder / CARD_JSON)))
+    text: str = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
+    return write_whole(path, text.encode(), mode=0o644)
+
+
+def registry_entry(card: Mapping[str, Any]) -> dict[str, Any]:
+    """A card in the fields of the registry, as a draft. Nothing is invented: optional fields without an answer are left out.
+
+    Raises `InputError` with all answers that the registry requires and nobody gave.
+    """
+    about, privacy = card["about"], card["privacy"]
+    needed = {
+        "curator": "data_curators",
+        "description": "description",
+        "intended_use": "intended_use",
+        "region": "data_product_region",
+        "publication_date": "publication_date",
+        "registry_authors": "registry_authors",
+    }
+    if missing := [name for name in needed if not about[name]]:
+        raise InputError(
+            f"The registry needs answers that no run can know: {', '.join(missing)}. Give them with privet report --about."
+        )
+    entry = {
+        "basic": {
+            "name": card["title"],
+            "data_curators": [about["curator"]],
+            "intended_use": about["intended_use"],
+            "data_product_type": "Synthetic data" if card["synthetic"] else "Machine learning model",
+            "data_product_region": about["region"],
+            "description": about["description"],
+            "publication_date": about["publication_date"],
+            "data_product_sector": about["sector"],
+        },
+        "dp_variant": {
+            "variant_name": "Approximate DP",
+            "data_domain": f"Data sets of any number of {card['data']['unit']}s. One {card['data']['unit']} is "
+            f"{card['data']['record']}.",
+            "unprotected_quantities": " ".join(card["first"]["What is not protected"]),
+        },
+        "privacy_loss": {
+            "privacy_unit": privacy["unit"],
+            "privacy_unit_details": f"{privacy['neighbours']}. One {card['data']['unit']} is {card['data']['record']}.",
+            "privacy_parameters": {"epsilon": privacy["epsilon"], "delta": privacy["delta"]},
+            "privacy_parameters_details": f"{privacy['standing']}. {privacy['opening']} {privacy['statement']}. "
+            f"{privacy['meaning']}",
+        },
+        "deployment_model": {
+            "model_name": "Central",
+            "model_name_details": about["trust_model"],
+            "actors": " ".join(filter(None, (about["threat_model"], about["trust_model"]))),
+            "release_type": "One release",
+            "release_type_details": " ".join(
+                filter(None, (about["later_releases"], *card["first"]["Spent on these data so far"]))
+            ),
+            "data_source_type": about["data_source"],
+            "access_type": "Non-interactive",
+        },
+        "accounting": {
+            "post_processing": "Whatever is computed from the noisy values alone, which costs nothing.",
+            "composition": f"All uses of the data in the ledger, composed by {privacy['accountant']}.",
+        },
+        "implementation": {
+            "preprocessing_and_hyperparameter_tuning": " ".join(
+                filter(None, (about["preprocessing"], *((card["tuning"] or {}).get("said", ()))))
+            ),
+            "mechanisms": f"{card['made_by']}. "
+            + " ".join(f"{times(one['count']).capitalize()}: {one['what']}." for one in card["accesses"])
+            + f" Assumptions: {'; '.join(card['assumptions'])}.",
+            "justification": " ".join(filter(None, (about["why_epsilon"], about["why_delta"]))),
+        },
+        "administrative": {
+            "sources": about["sources"],
+            "notes": f"Ledger {card['ledger']['head']}. "
+            + " ".join(f"{name}: SHA-256 {sha}." for name, sha in card["files"].items()),
+            "registry_authors": [name.strip() for name in about["registry_authors"].split(",") if name.strip()],
+        },
+    }
+    if privacy["epsilon"] is None:  # infinite: there is no parameter to register
+        del entry["privacy_loss"]["privacy_parameters"]
+    filled = {part: {name: value for name, value in held.items() if value} for part, held in entry.items()}
+    slug = re.sub(r"[^a-z0-9]+", "_", card["title"].lower()).strip("_")
+    return {"url_slug": slug, "status": "Draft", "tier": _tier(filled), "deployment": filled}
+
+
+def _tier(entry: Mapping[str, Mapping[str, Any]]) -> int:
+    """The highest tier whose fields all have an answer."""
+
+    def has(tier: str) -> bool:
+        return all(field in entry[part] for part, _, field in (name.partition(".") for name in TIERS[tier]))
+
+    return 1 + (has("tier 2") + (has("tier 2") and has("tier 3")))

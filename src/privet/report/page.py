@@ -22,9 +22,11 @@ from privet.io import why_refused, write_whole
 from privet.privacy import Ledger, Spent
 from privet.privacy.spent import round_up
 from privet.report import figures, others, statement, words
-from privet.report.card import write_card
+from privet.report.about import answers
+from privet.report.card import card, first_screen, with_files, write_card
 from privet.report.places import Way, draw_way, way_of
 from privet.report.record import RunRecord
+from privet.report.signatures import SIGNATURES, SignOff, sign_off
 
 FILE = "report.html"
 Limit = Callable[[float], float]
@@ -33,8 +35,10 @@ Limit = Callable[[float], float]
 
 def write_page(folder: Path) -> Path:
     """Write `report.html` of a run folder, complete or not at all; writing it again gives the same bytes."""
-    record = RunRecord.read(folder)
-    page = render(record, record.open_ledger(folder), samples=picture(record, folder))
+    record = with_files(folder, RunRecord.read(folder))
+    ledger = record.open_ledger(folder)
+    signed = sign_off(folder, card(record, ledger)) if (folder / SIGNATURES).exists() else None
+    page = render(record, ledger, samples=picture(record, folder), signed=signed)
     return write_whole(folder / FILE, page.encode(), mode=record.internal_mode)
 
 
@@ -52,8 +56,14 @@ def picture(record: RunRecord, folder: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
-def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
-    """The page as text; `samples` is the address of a picture, as `picture` gives it."""
+def render(record: RunRecord, ledger: Ledger, *, samples: str = "", signed: SignOff | None = None) -> str:
+    """The page as text.
+
+    Args:
+        record, ledger: of the run.
+        samples: the address of a picture, as `picture` gives it.
+        signed: the signatures of the card.
+    """
     spent = record.spent(ledger)
     standing = statement.standing(record, spent)
     limit = spent.meaning.true_positive_rate
@@ -67,6 +77,7 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         unprotected=record.data.who_is_unprotected,
         not_for_release=statement.not_for_release(record),
         title=statement.title(record, spent),
+        first=first_screen(record, ledger, spent),
         statement=_unbroken(str(spent)),
         standing=standing,
         opening=statement.opening(record, spent),
@@ -83,12 +94,14 @@ def render(record: RunRecord, ledger: Ledger, *, samples: str = "") -> str:
         released=statement.released(record),
         way=way,
         samples=samples,
+        signed=signed or SignOff(),
         others=record.others or (),
         together=str(total) if total is not None else "",
         figures=_figures(record, attack, spent, limit, standing, way),
         entries=[_entry(number, event, count, ledger.unit) for number, (event, count) in enumerate(ledger, 1)],
         head=ledger.head,
         caveats=_caveats(record, spent),
+        answers=answers(record.stated),
         command=shlex.join(record.command),
     )
 
@@ -141,13 +154,15 @@ def environment() -> Environment:
         "at_least": round_down,
         "epsilon": round_up,
         "shell": shlex.join,
+        "bytes": words.size,
+        "unbroken": _unbroken,
     }
     made.filters.update(filters)
     return made
 
 
 def _unbroken(statement: str) -> Markup:
-    """The statement with epsilon and delta each kept on one line; the text is that of the ledger."""
+    """A text with each epsilon and delta kept on one line; the words stay the same."""
     return Markup(re.sub(r"(epsilon|delta) = [^ ]+", r'<span class="whole">\g<0></span>', str(escape(statement))))
 
 

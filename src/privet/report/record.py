@@ -35,6 +35,8 @@ from privet.privacy.guarantees import Claimed
 
 FILE = "record.json"
 FORMAT = 2
+RELEASED = re.compile(r"(?:release/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+"""The names that a released file may have: a record from somebody else must not lead out of its folder."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,29 @@ class OtherRun:
 
 @dataclass(frozen=True)
 class Stated:
-    """Statements for the card that only a person can make."""
+    """Statements for the card that only a person can make; `privet.report.about` says what each is. Empty: not stated."""
 
     intended_use: str = ""
     licence: str = ""
     contact: str = ""
+    curator: str = ""
+    description: str = ""
+    data_subjects: str = ""
+    collection: str = ""
+    legal_basis: str = ""
+    retention: str = ""
+    region: str = ""
+    sector: str = ""
+    data_source: str = ""
+    threat_model: str = ""
+    trust_model: str = ""
+    why_epsilon: str = ""
+    why_delta: str = ""
+    later_releases: str = ""
+    preprocessing: str = ""
+    publication_date: str = ""
+    sources: str = ""
+    registry_authors: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,6 +275,8 @@ class RunRecord:
     """How the release was chosen among candidates; None for a single run."""
     released: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each released file, by its name in the folder; empty in records of version 0.1."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """The bytes of each released file."""
     stated: Stated = field(default_factory=Stated)
     ledger: str = "ledger.jsonl"
     ledger_head: str = ""
@@ -390,8 +412,13 @@ def _check(record: RunRecord) -> None:
         files["synthetic.picture"] = record.synthetic.picture
     for name, file in files.items():
         # A record from somebody else must not point to other files.
-        if file and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", file):
+        if file and ("/" in file or not RELEASED.fullmatch(file)):
             raise MisfitError(f"'{name}' must name a file of the run folder, and is {file!r}")
+    for name in (*record.released, *record.sizes):
+        if not RELEASED.fullmatch(name):
+            raise MisfitError(f"'released' must name files of the run folder, and has {name[:100]!r}")
+    if any(size < 0 for size in record.sizes.values()):
+        raise MisfitError("'sizes' has a file of less than no bytes")
     made = record.synthetic
     if made is not None and made.counts and len(made.counts) != len(record.data.classes):
         raise MisfitError("'synthetic.counts' has not one number for each class")

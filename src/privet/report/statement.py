@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from privet.attacks import Interval
 from privet.privacy import Claimed, Spent, delta_warning
@@ -114,6 +115,114 @@ def data(record: RunRecord, spent: Spent) -> str:
         f"about {said}, which are protected; so are the others, about {words.share(about.measured_share)}, which were used "
         "only for measuring"
     )
+
+
+def a_record(record: RunRecord) -> str:
+    """What one unit of the statement is, in words."""
+    if record.data.unit == "user":
+        column = f", as the column {record.data.user} says" if record.data.user else ""
+        return f"all records of one user{column}"
+    if len(record.data.shape) == 3:
+        return "one image with its label"
+    if record.data.source.startswith(("csv:", "parquet:")):
+        return "one row of the table"
+    return "one example with its label or target"
+
+
+def protected(record: RunRecord, spent: Spent) -> str:
+    """Who is protected: the unit, what it is, and the public number of them."""
+    known = "a number that was stated" if record.data.size_is_stated else "a number that is taken as public"
+    size = f"{record.data.protected_records:,} {record.data.unit}s, {known}"
+    shown = standing(record, spent)
+    if not shown.protects:
+        return f"Nobody: {shown.title[0].lower()}{shown.title[1:]}. {size}, were used."
+    neighbors = spent.relation.describe(spent.unit)
+    return f"One {spent.unit}: {a_record(record)}. There are {size}. Neighboring data sets: {neighbors}."
+
+
+def in_numbers(record: RunRecord, spent: Spent) -> dict[str, Any] | None:
+    """What the statement allows an attacker, as numbers; None if it allows everything, or was refuted."""
+    return None if standing(record, spent).kind in ("open", "refuted") else spent.meaning.to_dict()
+
+
+def numbers(record: RunRecord, spent: Spent) -> str:
+    """The numbers of `in_numbers` in a sentence: true positive rates, beliefs, and several records at once."""
+    found = in_numbers(record, spent)
+    if found is None:
+        return "No number bounds what an attacker can learn."
+    rates = (
+        f"{words.share_at_most(rate)} at {words.share(float(at))}" for at, rate in found["true_positive_rates"].items()
+    )
+    beliefs = found["posteriors"]["from_prior"].items()
+    posteriors = (f"{words.share(float(prior))} to at most {words.share_at_most(after)}" for prior, after in beliefs)
+    groups = (_for_several(group, spent) for group in found["groups"])
+    lead = {"claimed": "If the claim held: an", "assumed": "If the assumptions hold: an"}.get(
+        standing(record, spent).kind, "An"
+    )
+    return (
+        f"{lead} attack finds at most {', '.join(rates)} false positives. A belief that a given {spent.unit} was used grows from "
+        f"{', from '.join(posteriors)}, except with probability {words.odds(found['posteriors']['failure'])}. "
+        f"{'. '.join(groups)}."
+    )
+
+
+def _for_several(group: dict[str, Any], spent: Spent) -> str:
+    what = f"{group['size']} {spent.unit}s at once"
+    if group["epsilon"] is None or group["delta"] >= 1:
+        return f"For {what} nothing is promised"
+    return f"For {what} epsilon is at most {round_up(group['epsilon'])} at delta = {group['delta']:.3g}"
+
+
+def spent_so_far(record: RunRecord, total: object) -> str:
+    """Everything that was spent on these data so far, with its date; `total` is that of this run and those found beside it."""
+    if record.account is not None:
+        return f"{record.account}."
+    found = f" Together with the other runs that were found beside it: {total}." if total is not None else ""
+    looked = (
+        "and other runs were not looked for"
+        if record.others is None
+        else "so deleted runs and runs elsewhere are not counted"
+    )
+    return f"No account of these data is kept, {looked}. On {record.created[:10]} this run had spent what it states.{found}"
+
+
+def tried(record: RunRecord) -> list[str]:
+    """What was attacked and audited, when, and with which power, in publishable sentences."""
+    attacks = [
+        f"Attacked on {attack.date[:10] or 'an unknown date'}: {attack.name}. {_power(attack.power)}"
+        for attack in record.attacks
+    ]
+    audits = [
+        f"Audited on {audit.date[:10] or 'an unknown date'}: {audit.name}, {audit.verdict}. {_power(audit.power)}"
+        + (f" Not audited: {audit.not_audited}." if audit.not_audited else "")
+        for audit in record.audits
+    ]
+    return [
+        *(attacks or ["Nothing was attacked."]),
+        *(audits or ["Nothing was audited: whether the code does what the plan says."]),
+    ]
+
+
+def _power(power: str) -> str:
+    return f"Power: {power}." if power else "With which power is not known."
+
+
+def not_protected(record: RunRecord, spent: Spent) -> list[str]:
+    """Who and what the statement does not protect, in sentences; more of it is in `caveats`."""
+    unit = spent.unit
+    found = [record.data.who_is_unprotected] if record.data.who_is_unprotected else []
+    if record.data.set_aside:
+        found.append(f"{record.data.set_aside:,} test records were used as public ones, without protection.")
+    found += [
+        "Users who belong together, such as a family, are protected less."
+        if unit == "user"
+        else f"People with several {unit}s are protected less.",
+        "What is true of people in general is not hidden.",
+        "Other releases from the same data cost extra.",
+    ]
+    if spent.conditions:
+        found.append(f"Taken as public: {'; '.join(spent.conditions)}.")
+    return found
 
 
 def not_for_release(record: RunRecord) -> str:

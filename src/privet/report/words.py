@@ -157,6 +157,14 @@ def odds(probability: float) -> str:
     return f"1 in {whole:,}" if whole > 1 and math.isclose(inverse, whole, rel_tol=1e-9) else f"{probability:.3g}"
 
 
+def size(count: int) -> str:
+    """The size of a file, as file managers show it."""
+    for unit, each in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= each:
+            return f"{count / each:.3g} {unit}"
+    return f"{count:,} byte{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"

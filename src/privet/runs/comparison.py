@@ -125,6 +125,19 @@ class Comparison:
         return max(sound, key=lambda outcome: (outcome.record and outcome.record.accuracy) or 0.0, default=None)
 
     @property
+    def within_noise(self) -> tuple[Compared, ...]:
+        """The methods that hold and whose accuracy may equal that of the best: the difference is within its 95 % interval.
+
+        Newcombe's interval for the difference of two shares, from the interval of each. It counts the noise of the test records
+        alone: every method was run once, so nothing is known about other seeds.
+        """
+        best = self.best
+        if best is None:
+            return ()
+        others = (outcome for outcome in self.outcomes if outcome is not best and outcome.holds)
+        return tuple(outcome for outcome in others if _may_equal(best, outcome))
+
+    @property
     def internal_mode(self) -> int:
         """The permissions of the comparison's files, which show figures computed from the records."""
         modes = [outcome.record.internal_mode for outcome in self.outcomes if outcome.record is not None]
@@ -134,8 +147,19 @@ class Comparison:
         return {
             "job": dataclasses.asdict(self.job),
             "together": str(self.together) if self.together is not None else None,
+            "best": self.best.row.method if self.best is not None else None,
+            "within_noise_of_the_best": [outcome.row.method for outcome in self.within_noise],
             "rows": [outcome.facts() for outcome in self.outcomes],
         }
+
+
+def _may_equal(best: Compared, other: Compared) -> bool:
+    """Whether the interval of the difference of two accuracies holds zero; without intervals, nothing tells them apart."""
+    first, second = best.interval, other.interval
+    if first is None or second is None or best.record is None or other.record is None:
+        return True
+    high, low = best.record.accuracy or 0.0, other.record.accuracy or 0.0
+    return high - low <= math.hypot(high - first.low, second.high - low)
 
 
 def finish(
@@ -227,6 +251,7 @@ def render_comparison(result: Comparison) -> str:
         others=[outcome for outcome in result.outcomes if outcome.record is None],
         record=done[0].record if done else None,
         best=result.best,
+        tied=result.within_noise,
         epsilon=round_up(result.job.epsilon),
         together=str(result.together) if result.together is not None else "",
         beside=result.beside,

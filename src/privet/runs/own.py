@@ -19,7 +19,7 @@ from privet.methods.preparation import scores
 from privet.methods.private_accuracy import exactly
 from privet.privacy import Ledger
 from privet.report import DataSummary, MethodSummary, ModelSummary, RunRecord, find_others, renew, versions
-from privet.report.card import hash_released
+from privet.report.card import with_files
 from privet.report.others import mark_of
 from privet.runs.accounts import standing_of
 from privet.runs.runner import attack_all, fraction_right
@@ -95,7 +95,7 @@ def _new_record(
     )
     if before is not None:
         record = _with_what_was_tried(record, before)
-    record = replace(record, released=hash_released(folder, record))
+    record = with_files(folder, record)
     record.write(folder)
     return RunRecord.read(folder)
 

@@ -34,7 +34,7 @@ from privet.methods.synthetic import MOST, Synthetic
 from privet.privacy import AccountExhausted, DataAccount, Ledger
 from privet.randomness import Randomness
 from privet.report import DataSummary, Epoch, MethodSummary, ModelSummary, OtherRun, RunRecord, renew, versions
-from privet.report.card import hash_released
+from privet.report.card import with_files
 from privet.report.others import mark_of
 from privet.runs.accounts import OWN, account_of, on_account
 from privet.runs.release import STAGED, publish_release, write_release
@@ -130,7 +130,7 @@ def run(
         if paying is not None:
             paying.close(ended=True)
             record = replace(record, account=paying.account.standing())
-        record = replace(record, released=hash_released(out, record, STAGED))
+        record = with_files(out, record, STAGED)
         require_there(out)
         record.write(out)
         publish_release(out)
