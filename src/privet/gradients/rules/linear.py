@@ -314,8 +314,7 @@ def _weighted_products(x: Tensor, grad: Tensor, weights: Tensor) -> tuple[Tensor
         workspace.take("scaled", (step, width + swapped), weights),
         workspace.take("copied", (step, columns), weights),
     )
-    total = weights.new_empty(width + swapped, columns)
-    bias = weights.new_zeros(0 if swapped else width)
+    total, bias = weights.new_zeros(width + swapped, columns), weights.new_zeros(width)
     for start in range(0, len(x), step):
         stop = min(start + step, len(x))
         first, second, factors = scaled[: stop - start], copied[: stop - start], weights[start:stop].unsqueeze(1)
@@ -324,9 +323,7 @@ def _weighted_products(x: Tensor, grad: Tensor, weights: Tensor) -> tuple[Tensor
             first[:, width:] = factors
         else:
             bias += first.sum(0)
-        torch.addmm(total, first.mT, second.copy_(wide[start:stop]), beta=float(start > 0), out=total)
-    if not len(x):
-        total.zero_()
+        total.addmm_(first.mT, second.copy_(wide[start:stop]))
     return (total[:width].mT.contiguous(), total[width]) if swapped else (total, bias)
 
 
