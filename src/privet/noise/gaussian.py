@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from privet.clipping import BoundedSum, State
 from privet.clipping.bounded import ROUNDING
 from privet.errors import InputError
+from privet.gradients.numerics import workspace
 from privet.noise.additive import (
     AdditiveNoise,
     Noise,
@@ -60,11 +61,13 @@ class GaussianNoise(SteadyNoise):
         scales = factor.expand_as(tensor).reshape(-1) if isinstance(factor, Tensor) else None
         sums, noisy = tensor.reshape(-1), torch.empty(tensor.numel(), dtype=drawn_in, device=tensor.device)
         for start, stop in _chunks(len(sums)):
-            drawn = noisy[start:stop].normal_(generator=source)
+            drawn, part = noisy[start:stop].normal_(generator=source), sums[start:stop]
             if scales is None:
-                torch.add(sums[start:stop], drawn, alpha=float(factor), out=drawn)
+                # With equal dtypes torch adds twice as fast.
+                converted = workspace.take("noise", drawn.shape, sums).copy_(drawn)
+                drawn.copy_(torch.add(part, converted, alpha=float(factor), out=converted))
             else:
-                torch.addcmul(sums[start:stop], drawn.to(scales.dtype), scales[start:stop], out=drawn)
+                torch.addcmul(part, drawn.to(scales.dtype), scales[start:stop], out=drawn)
         return noisy.view(tensor.shape)
 
     def _add_on_grid(self, bounded: BoundedSum, source: SecureSource) -> dict[str, Tensor]:

@@ -309,21 +309,22 @@ def _weighted_products(x: Tensor, grad: Tensor, weights: Tensor) -> tuple[Tensor
     narrow, wide = (x, grad) if swapped else (grad, x)
     width, columns = narrow.shape[1], wide.shape[1]
     step = min(max(_PRODUCT // max(columns, 1), _ROUND), max(len(x), 1))
+    # If the gradient is the wide one, the weights stand beside the inputs: then the sum for the bias is a row of the product.
     scaled, copied = (
-        workspace.take("scaled", (step, width), weights),
+        workspace.take("scaled", (step, width + swapped), weights),
         workspace.take("copied", (step, columns), weights),
     )
-    total, bias = weights.new_zeros(width, columns), weights.new_zeros(columns if swapped else width)
+    total, bias = weights.new_zeros(width + swapped, columns), weights.new_zeros(width)
     for start in range(0, len(x), step):
         stop = min(start + step, len(x))
-        first, second, factors = scaled[: stop - start], copied[: stop - start], weights[start:stop]
-        torch.mul(narrow[start:stop], factors.unsqueeze(1), out=first)
-        total.addmm_(first.mT, second.copy_(wide[start:stop]))
+        first, second, factors = scaled[: stop - start], copied[: stop - start], weights[start:stop].unsqueeze(1)
+        torch.mul(narrow[start:stop], factors, out=first[:, :width])
         if swapped:
-            bias.addmv_(second.mT, factors)
+            first[:, width:] = factors
         else:
             bias += first.sum(0)
-    return (total.mT.contiguous() if swapped else total), bias
+        total.addmm_(first.mT, second.copy_(wide[start:stop]))
+    return (total[:width].mT.contiguous(), total[width]) if swapped else (total, bias)
 
 
 def gram_blocks(rows: Tensor) -> list[Tensor]:
