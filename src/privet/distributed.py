@@ -593,6 +593,12 @@ def pieces_of(model: nn.Module, team: Team) -> dict[str, list[Piece]]:
     return found
 
 
+def own_class(model: nn.Module) -> type:
+    """The class of a model, without the one that `fully_shard` puts before it."""
+    kind = type(model)
+    return next(base for base in kind.__bases__ if base is not FSDPModule) if isinstance(model, FSDPModule) else kind
+
+
 def as_shard(local: Tensor, like: Tensor) -> Tensor:
     """A piece of this process as a shard like that of a parameter; other tensors as they are."""
     if not isinstance(like, DTensor):

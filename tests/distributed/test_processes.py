@@ -149,7 +149,7 @@ def teams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Team_]:
     program = Path(__file__).with_name("processes.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PRIVET_STATE": str(folder / "state")}
     done = subprocess.run(
-        [sys.executable, program, folder], capture_output=True, text=True, check=False, timeout=600, env=environment
+        [sys.executable, program, folder], capture_output=True, text=True, check=False, timeout=900, env=environment
     )
     assert done.returncode == 0, done.stderr
     return {
@@ -272,7 +272,8 @@ def test_every_process_runs_the_same_script_to_the_report(teams: dict[int, Team_
 
 
 @pytest.mark.slow
-def test_torchrun_starts_a_dead_run_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "shards"])
+def test_torchrun_starts_a_dead_run_again(tmp_path: Path, kind: str) -> None:
     """Process 1 is killed in the first attempt, and process 0 in the second, between the ledger and the release."""
     program = Path(__file__).with_name("restarted.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -280,7 +281,7 @@ def test_torchrun_starts_a_dead_run_again(tmp_path: Path) -> None:
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
-        [sys.executable, *command, program, tmp_path],
+        [sys.executable, *command, program, tmp_path, kind],
         capture_output=True,
         text=True,
         check=False,

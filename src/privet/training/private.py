@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
-from privet.distributed import Unwrapped, as_shard, whole
+from privet.distributed import Unwrapped, as_shard, own_class, whole
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import FREE, mark_of, set_mark
@@ -145,7 +145,7 @@ class Private:
         """Everything that is needed to describe the run, with all settings as plain data."""
         settings = {"plan": self.plan, "delta": self.delta, "checks": self._checks, **self._settings}
         models = settings.pop("models", (self.engine.model,))
-        paths = tuple(class_path(type(model)) for model in models)
+        paths = tuple(class_path(own_class(model)) for model in models)
         return RunDescription(self.plan, plain(settings), self.steps_done, self.delta, self.ledger, paths)
 
     @property
