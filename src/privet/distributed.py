@@ -281,7 +281,7 @@ class Team:
             else:
                 own = parts[0]
         like = {name: divided[name][self.rank].of(tensor) for name, tensor in tensors.items()}
-        return dict(_parts(own[: sizes[self.rank]], like))
+        return {name: part.to(tensors[name].device) for name, part in _parts(own[: sizes[self.rank]], like)}
 
     def _divided(self, name: str, tensor: Tensor) -> Sequence[Piece]:
         size = tensor.numel()
@@ -325,9 +325,9 @@ class Team:
             dist.broadcast(word, src=0, group=self._group)
             self.word = int(word)
             for name in [name for name in made if name not in self.pieces]:
-                tensor = made[name] if self.leads else torch.empty(like[name].shape, dtype=made[name].dtype)
+                tensor = made[name].cpu() if self.leads else torch.empty(like[name].shape, dtype=made[name].dtype)
                 dist.broadcast(tensor, src=0, group=self._group)
-                made[name] = tensor
+                made[name] = tensor.to(like[name].device)
         return made
 
     def released(self, make: Callable[[], dict[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

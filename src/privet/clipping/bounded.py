@@ -179,7 +179,9 @@ def clipped_rows(rows: Tensor, places: Tensor, count: int, bound: float) -> Boun
     holds; a record that is not finite leaves its place empty.
     """
     flat, factors, bad = _finite(rows, bound)
-    placed = torch.zeros(count, flat.shape[1], dtype=torch.float64).index_add_(0, places, flat * factors[:, None])
+    placed = torch.zeros(count, flat.shape[1], dtype=torch.float64, device=flat.device).index_add_(
+        0, places, flat * factors[:, None]
+    )
     return BoundedSum({"rows": placed}, bound, {"rows": bound}, len(rows), bad, {"rows": rows.dtype})
 
 

@@ -62,14 +62,17 @@ class GaussianNoise(SteadyNoise):
         factor = scale * self.multiplier
         scales = factor.expand_as(tensor).reshape(-1) if isinstance(factor, Tensor) else None
         sums, noisy = tensor.reshape(-1), torch.empty(tensor.numel(), dtype=drawn_in, device=tensor.device)
-        is_whole = piece.size == len(sums)
+        in_place = piece.size == len(sums) and source.device == tensor.device
         for start, stop in _chunks(piece.size):
-            drawn = noisy[start:stop] if is_whole else noisy.new_empty(stop - start)
+            drawn = noisy[start:stop] if in_place else noisy.new_empty(stop - start, device=source.device)
             drawn.normal_(generator=source)
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first >= last:
                 continue
-            own, drawn = slice(first - piece.start, last - piece.start), drawn[first - start : last - start]
+            own, drawn = (
+                slice(first - piece.start, last - piece.start),
+                drawn[first - start : last - start].to(tensor.device),
+            )
             if scales is None:
                 torch.add(sums[own], drawn, alpha=float(factor), out=noisy[own])
             else:
@@ -80,7 +83,8 @@ class GaussianNoise(SteadyNoise):
         noisy = {}
         for name, tensor in bounded.tensors.items():
             piece = bounded.piece(name)
-            noise = source.normal(piece.size, piece.start, piece.stop).mul_(self.multiplier).view(tensor.shape)
+            noise = source.normal(piece.size, piece.start, piece.stop).mul_(self.multiplier)
+            noise = noise.view(tensor.shape).to(tensor.device)
             noisy[name] = added_on_grid(tensor, bounded.scales[name], noise, bounded.coordinates)
         return noisy
 
@@ -185,7 +189,7 @@ class NoiseLayer(nn.Module):
         norms = x.flatten(1).norm(dim=1, dtype=torch.float64).clamp(min=1e-12)
         factors = (self.bound / ROUNDING / norms).clamp(max=1.0).to(x.dtype)
         clipped = x * factors.view(-1, *[1] * (x.ndim - 1))
-        noise = fill_normal(torch.empty(x.numel()), self.source).view(x.shape)
+        noise = fill_normal(torch.empty(x.numel()), self.source).view(x.shape).to(x.device)
         noisy: Tensor = clipped + noise * (self.noise_multiplier * self.bound)
         return noisy
 

@@ -144,7 +144,7 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 # --- the state of a run -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from privet.clipping import (
     AdaptiveClipping,
@@ -217,6 +218,8 @@ def make_private(
     with team.telling(), ExitStack() as undo:
         wrapped = unwrapped((model,) if isinstance(model, nn.Module) else tuple(model), team)
         models = wrapped.models
+        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+        team.pieces = pieces_of(whole, team)
         given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
         optimizers = tuple(map(_inner, given))
         performance = performance if performance is not None else Performance()
@@ -228,7 +231,7 @@ def make_private(
         if steps is not None and epochs is not None:
             raise InputError("Give either epochs or steps.")
         if team.size > 1:
-            _refuse_with_several_processes(given, folder, ledger, team)
+            _refuse_with_several_processes(given, (dataset, batch_size), folder, ledger, team)
         _refuse_second_plan(models, ledger)
         _keep_memory_for_the_next_step()
         checks = Checks(isolation, self_check)
@@ -253,8 +256,6 @@ def make_private(
         noises = calibration.made(noise_multiplier)
         # A record that is evaluated alone is collated alone, and its gradient is that of autograd.
         assumptions = checks.assumptions
-        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-        team.pieces = pieces_of(whole, team)
         if isolation != "each":
             assumptions += source.assumptions + trusted_rules(whole)
         if not fixed_beforehand and _follows_releases(ledger, continued.identity):
@@ -427,13 +428,24 @@ def _keep_memory_for_the_next_step() -> None:
 
 
 def _refuse_with_several_processes(
-    optimizers: Sequence[Any], folder: RunFolder | str | Path | None, ledger: Ledger | None, team: Team
+    optimizers: Sequence[Any],
+    records: tuple[Any, int | None],
+    folder: RunFolder | str | Path | None,
+    ledger: Ledger | None,
+    team: Team,
 ) -> None:
+    dataset, batch_size = records
     if any(_inner(each) is not each for each in optimizers):
-        raise InputError(
-            "accelerate with several processes is not supported: start the script with torchrun, call "
-            "torch.distributed.init_process_group() in it, and give make_private torch's own optimizer."
-        )
+        if team.pieces:
+            raise InputError(
+                "accelerate with fully_shard is not supported: call fully_shard in a script that torchrun starts, and give "
+                "make_private torch's own optimizer."
+            )
+        if isinstance(dataset, DataLoader) and batch_size is None:
+            raise InputError(
+                "accelerate divides a batch size by itself, or multiplies it by the number of processes: give make_private "
+                "batch_size=..., the expected size of the whole batch over all processes."
+            )
     if isinstance(folder, RunFolder):
         raise InputError("Process 0 alone opens the folder of a run: give make_private its path, not a RunFolder.")
     if ledger is not None and ledger.path is not None and not team.leads:
