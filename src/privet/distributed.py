@@ -543,7 +543,7 @@ def _check_policies(module: FSDPModule) -> None:
     """Refuse settings of `fully_shard` with which numbers would be rounded, or lie elsewhere."""
     state = module._get_fsdp_state()
     policy = state._mp_policy
-    low = [name for name in ("param_dtype", "reduce_dtype") if getattr(policy, name) is not None]
+    low = [name for name in ("param_dtype", "reduce_dtype", "output_dtype") if getattr(policy, name) is not None]
     if "reduce_dtype" in low and policy.reduce_dtype != torch.float64:
         raise InputError(
             f"fully_shard was given reduce_dtype={policy.reduce_dtype}: sums are added up in float64, because rounding between "
@@ -606,6 +606,11 @@ def as_shard(local: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """The memory that this process holds of a tensor: its shard of a sharded one."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
-from privet.distributed import Unwrapped, as_shard, own_class, whole
+from privet.distributed import Unwrapped, as_shard, own_class, own_part, whole
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import FREE, mark_of, set_mark
@@ -255,6 +255,10 @@ class Private:
         """
         if self._part is not None:
             raise PrivetError("Call private.check outside the loop, which checks itself.")
+        if self._team.pieces:
+            raise PrivetError(
+                "private.check does not work with parameters that fully_shard has divided: the loop checks itself."
+            )
         dims = self._records.dims(batch)
         if any(dim is not None and dim < 0 for _, dim in dims):
             raise InputError("A batch whose records have different numbers of rows cannot be checked outside the loop.")
@@ -481,14 +485,18 @@ class Private:
         )
 
     def _kept_beside_the_model(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of the optimizers and of the average, which records must not change, with names for a message."""
+        """Tensors of the optimizers and of the average, and shards, which records must not change, with names for a message."""
         for optimizer in self.optimizers:
             for state in (*optimizer.state.values(), *optimizer.param_groups):
                 yield from (
-                    (f"{key} of the optimizer", each) for key, each in state.items() if isinstance(each, Tensor)
+                    (f"{key} of the optimizer", own_part(each))
+                    for key, each in state.items()
+                    if isinstance(each, Tensor)
                 )
         if self.average is not None:
-            yield from ((f"the average of {name}", value) for name, value in self.average.values.items())
+            yield from ((f"the average of {name}", own_part(value)) for name, value in self.average.values.items())
+        for name in self._team.pieces.keys() & self._parameters.keys():
+            yield f"the shard of {name}", own_part(self._parameters[name])
 
     # --- the self-check ---------------------------------------------------------------------------------------------
 
