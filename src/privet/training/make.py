@@ -14,7 +14,6 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from privet.clipping import (
     AdaptiveClipping,
@@ -231,7 +230,7 @@ def make_private(
         if steps is not None and epochs is not None:
             raise InputError("Give either epochs or steps.")
         if team.size > 1:
-            _refuse_with_several_processes(given, (dataset, batch_size), folder, ledger, team)
+            _refuse_with_several_processes(given, folder, ledger, team)
         _refuse_second_plan(models, ledger)
         _keep_memory_for_the_next_step()
         checks = Checks(isolation, self_check)
@@ -428,24 +427,13 @@ def _keep_memory_for_the_next_step() -> None:
 
 
 def _refuse_with_several_processes(
-    optimizers: Sequence[Any],
-    records: tuple[Any, int | None],
-    folder: RunFolder | str | Path | None,
-    ledger: Ledger | None,
-    team: Team,
+    optimizers: Sequence[Any], folder: RunFolder | str | Path | None, ledger: Ledger | None, team: Team
 ) -> None:
-    dataset, batch_size = records
     if any(_inner(each) is not each for each in optimizers):
-        if team.pieces:
-            raise InputError(
-                "accelerate with fully_shard is not supported: call fully_shard in a script that torchrun starts, and give "
-                "make_private torch's own optimizer."
-            )
-        if isinstance(dataset, DataLoader) and batch_size is None:
-            raise InputError(
-                "accelerate divides a batch size by itself, or multiplies it by the number of processes: give make_private "
-                "batch_size=..., the expected size of the whole batch over all processes."
-            )
+        raise InputError(
+            "accelerate with several processes is not supported: start the script with torchrun, call "
+            "torch.distributed.init_process_group() in it, and give make_private torch's own optimizer."
+        )
     if isinstance(folder, RunFolder):
         raise InputError("Process 0 alone opens the folder of a run: give make_private its path, not a RunFolder.")
     if ledger is not None and ledger.path is not None and not team.leads:
