@@ -13,11 +13,16 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from inspect import unwrap
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from privet.errors import InputError, PrivetError
@@ -33,8 +38,25 @@ DIVERGED = (
     "of this step was released. Let every process do the same to the model: train on public data with the same batches "
     "everywhere, and draw no random numbers in private.public(function)."
 )
+_OF_FSDP = "torch.distributed.fsdp."
 _NAMES = ("bfloat16", "float16", "float32", "float64")
 _DTYPES = tuple(getattr(torch, name) for name in _NAMES)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a tensor that a process holds: the coordinates from `start` to `stop` of the `size` of the flat tensor."""
+
+    start: int
+    stop: int
+    size: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        """These coordinates of the whole tensor, as whole rows of it."""
+        if self.stop - self.start == self.size:
+            return whole
+        part = whole.reshape(-1)[self.start : self.stop]
+        return part.view(len(part) * len(whole) // self.size, *whole.shape[1:]) if whole.ndim else part
 
 
 class Team:
@@ -44,9 +66,14 @@ class Team:
     allows. All processes draw the same batches, each computes the clipped sum over its share of a batch, and the sums are
     added up in process 0.
 
-    Formal guarantees: the sum of a step is the sum over all processes, each added once, in float64. Noise is drawn once, by
-    process 0, with the scale of the whole sum. No process but 0 gets anything that depends on the records of others before
-    `released` has written it down: what process 0 sends is the noisy sum, after its event is in the ledger.
+    Where parameters are sharded, each process gets its own shard of the sum over all processes, and draws the noise of this
+    shard: from one stream that all share, at the place of the shard in the whole parameter.
+
+    Formal guarantees: the sum of a step is the sum over all processes, each added once, in float64. Each coordinate gets noise
+    once, with the scale of the whole sum, and no two coordinates get the same numbers of the stream. Without shards, no
+    process but 0 gets anything that depends on the records of others before `released` has written it down: what process 0
+    sends is the noisy sum, after its event is in the ledger. With shards, no process uses or sends its noisy shard before
+    process 0 has said that the event is in the ledger (`acknowledged`).
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -55,6 +82,8 @@ class Team:
         self.size = dist.get_world_size(group) if group is not None else 1
         self.word = 0
         """A number that process 0 sends along with each release: how many events its ledger holds."""
+        self.pieces: Mapping[str, Sequence[Piece]] = {}
+        """The pieces of each sharded parameter by its name, one for each process; empty where parameters are not sharded."""
         self._ended = ""
         """Why the team has ended; empty while it works."""
         self._answering = False
@@ -200,7 +229,7 @@ class Team:
                     raise InputError(self._ended)
 
     def key(self) -> bytes | None:
-        """A secret key of 256 bits that all processes share and that is never written; None for one process, which makes its own.
+        """A new secret key of 256 bits that all processes share and that is never written; None for one process.
 
         It goes over the network of the process group, as the sums without noise do: that network must be trusted.
         """
@@ -226,6 +255,80 @@ class Team:
         if not self.leads:
             total.zero_()  # partial sums of others may be left in it
         return {name: part.to(tensors[name].device) for name, part in _parts(total, tensors)}
+
+    def scattered(self, tensors: Mapping[str, Tensor], place: str, replicas: Iterable[Tensor]) -> dict[str, Tensor]:
+        """The piece of this process of the sums over all processes of these float64 tensors, in one reduce-scatter.
+
+        Tensors that are not sharded belong to process 0, and are empty in the others.
+        """
+        divided = {name: self._divided(name, tensor) for name, tensor in tensors.items()}
+        sizes = [sum(each[rank].stop - each[rank].start for each in divided.values()) for rank in range(self.size)]
+        parts = [torch.zeros(max(sizes), dtype=torch.float64) for _ in sizes]
+        for rank, part in enumerate(parts):
+            start = 0
+            for name, tensor in tensors.items():
+                if tensor.dtype != torch.float64:
+                    raise TypeError("Clipped sums are added up in float64.")
+                piece = divided[name][rank]
+                end = start + piece.stop - piece.start
+                part[start:end] = tensor.detach().reshape(-1)[piece.start : piece.stop]
+                start = end
+        own = torch.empty(max(sizes), dtype=torch.float64)
+        self.agree(place, fingerprint(replicas))
+        with self._reached():
+            if self.size > 1:
+                dist.reduce_scatter(own, parts, op=dist.ReduceOp.SUM, group=self._group)
+            else:
+                own = parts[0]
+        like = {name: divided[name][self.rank].of(tensor) for name, tensor in tensors.items()}
+        return {name: part.to(tensors[name].device) for name, part in _parts(own[: sizes[self.rank]], like)}
+
+    def _divided(self, name: str, tensor: Tensor) -> Sequence[Piece]:
+        size = tensor.numel()
+        return self.pieces.get(name) or [Piece(0, 0 if rank else size, size) for rank in range(self.size)]
+
+    def own_pieces(self, tensors: Mapping[str, Tensor]) -> dict[str, Piece]:
+        """The piece of each tensor that is this process's."""
+        return {name: self._divided(name, tensor)[self.rank] for name, tensor in tensors.items()}
+
+    def acknowledged(
+        self,
+        made: dict[str, Tensor],
+        sign: bytes,
+        record: Callable[[dict[str, Tensor]], None],
+        like: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """`made`, the noisy pieces of this process, once process 0 has recorded all of them; it may not be used before.
+
+        Args:
+            made: the noisy pieces.
+            sign: a digest of them, of the same length in all processes.
+            record: called in process 0 with the digests of all; its event is on the disk when it returns.
+            like: has the shapes of the whole tensors. Those that are not sharded are sent by process 0 in the end.
+        """
+        self.agree("the noise")
+        signs = [torch.empty(len(sign), dtype=torch.uint8) for _ in range(self.size)]
+        mine = torch.frombuffer(bytearray(sign), dtype=torch.uint8)
+        with self._reached():
+            if self.size > 1:
+                dist.all_gather(signs, mine, group=self._group)
+            else:
+                signs = [mine]
+        with self.telling():
+            if self.leads:
+                self._alone(lambda: record({f"shard {rank}": each for rank, each in enumerate(signs)}))
+            self.agree("the ledger's answer")
+        if self.size == 1:
+            return made
+        word = torch.tensor([self.word])
+        with self._reached():
+            dist.broadcast(word, src=0, group=self._group)
+            self.word = int(word)
+            for name in [name for name in made if name not in self.pieces]:
+                tensor = made[name].cpu() if self.leads else torch.empty(like[name].shape, dtype=made[name].dtype)
+                dist.broadcast(tensor, src=0, group=self._group)
+                made[name] = tensor.to(like[name].device)
+        return made
 
     def released(self, make: Callable[[], dict[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What `make` returns in process 0, for all processes. When it returns there, its event is in the ledger, on the disk.
@@ -309,6 +412,48 @@ class Unwrapped:
 
     def __init__(self, models: Sequence[nn.Module], wrappers: Sequence[DistributedDataParallel]) -> None:
         self.models, self._wrappers = tuple(models), tuple(wrappers)
+        self._gathered: list[tuple[dict[int, Any], list[tuple[int, Any]]]] | None = None
+        """While parameters are gathered, the hooks of FSDP that were set aside, with the dictionaries that they come from."""
+
+    @property
+    def _sharded(self) -> list[Any]:
+        return [module for model in self.models for module in model.modules() if isinstance(module, FSDPModule)]
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the modules have their whole parameters now, instead of this process's shards of them."""
+        return self._gathered is not None
+
+    def gather(self, team: Team, place: str) -> None:
+        """Give the modules their whole parameters for one step, and set the hooks of `fully_shard` aside: in the step, the model
+        is a plain one, and a process whose share is empty is not waited for. All processes call it."""
+        sharded = self._sharded
+        if not sharded:
+            return
+        self.scatter()
+        team.agree(f"gathering the parameters for {place}")
+        for module in sharded:
+            module.reshard()  # what a pass between two steps has gathered may be old
+            module.unshard()
+        self._gathered = []
+        for module in sharded:
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                aside = [(key, hook) for key, hook in hooks.items() if unwrap(hook).__module__.startswith(_OF_FSDP)]
+                for key, _ in aside:
+                    del hooks[key]
+                self._gathered.append((hooks, aside))
+
+    def scatter(self) -> None:
+        """Undo `gather`: the modules have their shards again, as the last step of the optimizers has left them."""
+        if self._gathered is None:
+            return
+        for hooks, aside in self._gathered:
+            others = list(hooks.items())
+            hooks.clear()
+            hooks.update([*aside, *others])
+        self._gathered = None
+        for module in self._sharded:
+            module.reshard()
 
     def refuse_later_wrappers(self) -> None:
         """Raise if a module was wrapped after `make_private`: such a wrapper would join gradients."""
@@ -352,7 +497,7 @@ def unwrapped(models: Sequence[nn.Module], team: Team) -> Unwrapped:
             _check_wrapper(model, team)
             wrappers.append(model)
             model = model.module
-        _check_parameters(model)
+        _check_parameters(model, team)
         inner.append(model)
     return Unwrapped(inner, wrappers)
 
@@ -378,16 +523,103 @@ def _has(wrapper: DistributedDataParallel, name: str) -> bool:
     return value is not None and value is not False
 
 
-def _check_parameters(model: nn.Module) -> None:
+def _check_parameters(model: nn.Module, team: Team) -> None:
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if "FullyShardedDataParallel" in kinds:
         raise InputError(
-            "FullyShardedDataParallel is not supported: give the plain model, or one in DistributedDataParallel."
+            "FullyShardedDataParallel is not supported: shard the model with torch.distributed.fsdp.fully_shard, give the plain "
+            "model, or one in DistributedDataParallel."
         )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            _check_policies(module)
+            module.reshard()
     for name, parameter in model.named_parameters():
-        if any(kind.__name__ == "DTensor" for kind in type(parameter.data).__mro__ + type(parameter).__mro__):
-            raise InputError(
-                f"Parameter '{name}' is divided over the processes (a DTensor: fully_shard, or tensor parallelism). The norm of "
-                f"a record's gradient is not computed over several processes yet: give the plain model, or one in "
-                f"DistributedDataParallel."
-            )
+        if isinstance(parameter, DTensor):
+            _check_shard(name, parameter, model, team)
+
+
+def _check_policies(module: FSDPModule) -> None:
+    """Refuse settings of `fully_shard` with which numbers would be rounded, or lie elsewhere."""
+    state = module._get_fsdp_state()
+    policy = state._mp_policy
+    low = [name for name in ("param_dtype", "reduce_dtype", "output_dtype") if getattr(policy, name) is not None]
+    if "reduce_dtype" in low and policy.reduce_dtype != torch.float64:
+        raise InputError(
+            f"fully_shard was given reduce_dtype={policy.reduce_dtype}: sums are added up in float64, because rounding between "
+            f"the processes would change the bound on what a record contributes. Leave it out."
+        )
+    if low:
+        raise InputError(
+            f"fully_shard was given {low[0]}={getattr(policy, low[0])}, which is not supported: leave it out."
+        )
+    for group in state._fsdp_param_groups:
+        if any(each.offload_to_cpu for each in group.fsdp_params):
+            raise InputError("fully_shard was given an offload_policy, which is not supported: leave it out.")
+
+
+def _check_shard(name: str, parameter: DTensor, model: nn.Module, team: Team) -> None:
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if not any(isinstance(module, FSDPModule) for module in model.modules()) or mesh.ndim != 1:
+        raise InputError(
+            f"Parameter '{name}' is divided over the processes by something else than fully_shard over one dimension (tensor "
+            f"parallelism, or a mesh with two dimensions). The norm of a record's gradient is not computed over several "
+            f"processes: shard the model with fully_shard on a mesh of one dimension, or give the plain model."
+        )
+    if placements != (Shard(0),):
+        raise InputError(
+            f"Parameter '{name}' is sharded as {placements[0]}: fully_shard must shard the first dimension."
+        )
+    ranks = mesh.mesh.tolist()
+    if ranks != list(range(team.size)):
+        raise InputError(
+            f"Parameter '{name}' is sharded over the processes {ranks}, and a plan is for all {team.size} processes of the "
+            f"default group, in order."
+        )
+
+
+def pieces_of(model: nn.Module, team: Team) -> dict[str, list[Piece]]:
+    """The pieces of each sharded parameter, one for each process."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            rows, row = len(parameter), parameter[:1].numel() if len(parameter) else 0
+            each = -(-rows // team.size)  # as torch.chunk divides
+            cuts = [min(rank * each, rows) * row for rank in range(team.size + 1)]
+            found[name] = [Piece(*cut, rows * row) for cut in pairwise(cuts)]
+            own = found[name][team.rank]
+            if parameter.to_local().numel() != own.stop - own.start:
+                raise PrivetError(f"Parameter '{name}' is not divided as torch.chunk divides: it cannot be trained.")
+    return found
+
+
+def own_class(model: nn.Module) -> type:
+    """The class of a model, without the one that `fully_shard` puts before it."""
+    kind = type(model)
+    return next(base for base in kind.__bases__ if base is not FSDPModule) if isinstance(model, FSDPModule) else kind
+
+
+def as_shard(local: Tensor, like: Tensor) -> Tensor:
+    """A piece of this process as a shard like that of a parameter; other tensors as they are."""
+    if not isinstance(like, DTensor):
+        return local
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """The memory that this process holds of a tensor: its shard of a sharded one."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor; all processes call this for a sharded one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The whole tensor, sharded like a parameter of the same shape if that is sharded. Nothing is sent."""
+    if not isinstance(like, DTensor) or not isinstance(tensor, Tensor) or tensor.shape != like.shape:
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

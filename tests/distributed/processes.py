@@ -18,9 +18,12 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -28,15 +31,17 @@ from torch.utils.data import TensorDataset
 import privet
 from privet.clipping import (
     AdaptiveClipping,
+    AutomaticClipping,
     Clipping,
     EllipticalClipping,
     FlatClipping,
     MovingEllipticalClipping,
     PerLayerClipping,
 )
-from privet.distributed import Team
+from privet.distributed import Piece, Team, whole
 from privet.errors import PrivetError
-from privet.noise import GaussianNoise
+from privet.io.names import MODEL
+from privet.noise import GaussianNoise, ShapedNoise
 from privet.randomness import Randomness, SecureSource
 from privet.sampling import FixedSizeSampling, Sampling
 from privet.training import Performance
@@ -63,7 +68,17 @@ def network() -> nn.Module:
 
 
 def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.cat([whole(p.detach()).flatten() for p in model.parameters()])
+
+
+def in_shards(model: nn.Module, **how: Any) -> nn.Module:
+    """The model with each layer, and the model itself, given to `fully_shard`; plain without a process group."""
+    if dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in model.children():
+            fully_shard(layer, mesh=mesh, **how)
+        fully_shard(model, mesh=mesh, **how)
+    return model
 
 
 @dataclass
@@ -72,8 +87,9 @@ class Case:
 
     clipping: Clipping = field(default_factory=lambda: FlatClipping(0.5))
     ddp: bool = False
+    fsdp: bool = False
     how: dict[str, Any] = field(default_factory=dict)
-    """Arguments of DistributedDataParallel."""
+    """Arguments of DistributedDataParallel or of `fully_shard`."""
     release: bool = False
     sampling: Sampling | None = None
     rate: float = 0.4
@@ -89,6 +105,8 @@ class Case:
         start = model
         if self.ddp and dist.is_initialized():
             model = DistributedDataParallel(model, **self.how)
+        if self.fsdp:
+            model = in_shards(model, **self.how)
         optimizer = self.optimizer(model.parameters(), lr=0.5)
         drawn = {"sampling": self.sampling} if self.sampling else {"batch_size": round(self.rate * RECORDS)}
         settings = {"steps": self.steps, "noise_multiplier": 1.0, "delta": 1e-5, "clipping": self.clipping}
@@ -96,7 +114,7 @@ class Case:
         private = privet.make_private(model, optimizer, dataset(), **{**drawn, **settings, "seed": seed, **self.more})
         if self.release:
             # Known keys, so that two teams can be compared. Another process than 0 has no use for the key of the noise.
-            keys = (b"a" * 32, b"b" * 32 if rank() == 0 else None)
+            keys = (b"a" * 32, b"b" * 32 if rank() == 0 or self.fsdp else None)
             private.randomness = Randomness(SecureSource(keys[0]), SecureSource(keys[1]), None)
         seen: dict[int, list[int]] = {step: [] for step in range(self.steps)}
         try:
@@ -145,6 +163,16 @@ EQUAL: dict[str, Case] = {
     "users": Case(more={"users": [place % 17 for place in range(RECORDS)], "batch_size": 6}),
     "one by one": Case(more={"isolation": "each"}, rate=0.1, steps=2),
     "adam": Case(optimizer=CorrectedAdam, more={"average": 0.9}),
+    "shards": Case(fsdp=True),
+    "shards per layer": Case(PerLayerClipping(0.5), fsdp=True),
+    "shards adaptive": Case(AdaptiveClipping(0.5), fsdp=True),
+    "shards elliptical": Case(EllipticalClipping(diagonal(), 0.5), fsdp=True),
+    "shards automatic": Case(AutomaticClipping(0.5), fsdp=True),
+    "shards release": Case(release=True, fsdp=True),
+    "shards empty shares": Case(rate=0.03, steps=12, fsdp=True),
+    "shards parts": Case(more={"performance": Performance(physical_batch_size=5)}, fsdp=True),
+    "shards adam": Case(optimizer=torch.optim.Adam, more={"average": 0.9}, fsdp=True),
+    "shards one by one": Case(more={"isolation": "each"}, rate=0.1, steps=2, fsdp=True),
     "workers": Case(more={"performance": Performance(workers=1, physical_batch_size=5)}, steps=3),
 }
 """Trainings whose result must not depend on the number of processes."""
@@ -185,21 +213,25 @@ def own_records() -> dict[str, Any]:
         return told(Case())
 
 
-def failing_ledger() -> dict[str, Any]:
+def failing_ledger(*, fsdp: bool = False) -> dict[str, Any]:
     before: list[Tensor] = []
 
     def fail(private: Any, model: nn.Module) -> None:
-        before[:] = [flat(model)]
+        before[:] = [own(private)]
         if private.steps_done == 2:
             private.ledger.on_record = lambda head: (_ for _ in ()).throw(PrivetError("The disk is full."))
 
     def also(private: Any, model: nn.Module) -> None:
-        models[:] = [model]
+        runs[:] = [private]
         fail(private, model)
 
-    models: list[nn.Module] = []
-    found = told(Case(also=also))
-    return found | {"unchanged": torch.equal(before[0], flat(models[0]))}
+    def own(private: Any) -> Tensor:
+        held = [p for optimizer in private.optimizers for p in optimizer.param_groups[0]["params"]]
+        return torch.cat([(p.to_local() if isinstance(p, DTensor) else p).detach().flatten().clone() for p in held])
+
+    runs: list[Any] = []
+    found = told(Case(also=also, fsdp=fsdp))
+    return found | {"unchanged": torch.equal(before[0], own(runs[0]))}
 
 
 def clipping_that_fails() -> dict[str, Any]:
@@ -241,13 +273,56 @@ def wrapped_later() -> dict[str, Any]:
     return {"kind": "", "says": "", "wrapper": type(wrapper).__name__}
 
 
-def sharded() -> dict[str, Any]:
-    def network_in_shards() -> nn.Module:
-        torch.manual_seed(0)
-        return fully_shard(nn.Linear(5, 2), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+def shards(**how: Any) -> dict[str, Any]:
+    return told(Case(fsdp=True, how=how))
 
-    with patch(f"{__name__}.network", network_in_shards):
+
+def sharded_in_columns() -> dict[str, Any]:
+    return shards(shard_placement_fn=lambda p: Shard(1) if p.shape == (2, 8) else Shard(0))
+
+
+def tensor_parallel() -> dict[str, Any]:
+    def network_in_columns() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    with patch(f"{__name__}.network", network_in_columns):
         return told(Case())
+
+
+def used_after_training() -> dict[str, Any]:
+    """A model in shards is evaluated between two steps and after the last one, as `fully_shard` does it."""
+    model = in_shards(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x = dataset().tensors[0][:5]
+    private = privet.make_private(
+        model, optimizer, TensorDataset(*dataset().tensors[:2]), batch_size=20, steps=3, noise_multiplier=1.0, delta=1e-5,
+        max_grad_norm=1.0, seed=0,
+    )  # fmt: skip
+    seen: list[Tensor] = []
+
+    def look(_: Any) -> None:
+        with torch.no_grad():
+            seen.append(model(x))
+
+    for inputs, labels in private.batches(on_step=look):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    private.close()
+    look(None)
+    sharded = all(isinstance(p, DTensor) for p in model.parameters())
+    F.cross_entropy(model(x), torch.zeros(5, dtype=torch.int64)).backward()
+    trained = all(p.grad is not None and isinstance(p.grad, DTensor) for p in model.parameters())
+    plain = network()
+    plain.load_state_dict({name: whole(tensor) for name, tensor in model.state_dict().items()})
+    return {
+        "seen": torch.stack(seen),
+        "plain": plain(x).detach(),
+        "ordinary": (sharded and trained) or not dist.is_initialized(),
+    }
 
 
 def all_leave_and_go_on() -> dict[str, Any]:
@@ -275,7 +350,14 @@ REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
     "leaving": one_leaves,
     "wrapped later": wrapped_later,
     "unused parameters": lambda: told(Case(ddp=True, how={"find_unused_parameters": True})),
-    "sharded": sharded,
+    "ledger in shards": lambda: failing_ledger(fsdp=True),
+    "diverged in shards": lambda: told(Case(also=only(1, nudge), fsdp=True)),
+    "low precision": lambda: shards(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)),
+    "low parameters": lambda: shards(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    "columns": sharded_in_columns,
+    "tensor parallel": tensor_parallel,
+    "ellipse in shards": lambda: told(Case(MovingEllipticalClipping(0.5), fsdp=True)),
+    "noise in shards": lambda: told(Case(fsdp=True, more={"noise": ShapedNoise, "noise_multiplier": 1.0})),
     "budget": lambda: told(Case(more={"epsilon": 2.2})),
 }
 """Trainings that must end in every process, with the same sentence."""
@@ -325,6 +407,70 @@ def averaged() -> Iterator[None]:
 
 
 @contextmanager
+def averaged_shards() -> Iterator[None]:
+    """Each shard of the sum is divided by the number of processes, as FSDP does."""
+    original = Team.scattered
+
+    def scattered(self: Team, *args: Any) -> dict[str, Tensor]:
+        return {name: tensor / self.size for name, tensor in original(self, *args).items()}
+
+    with patch.object(Team, "scattered", scattered):
+        yield
+
+
+@contextmanager
+def equal_noise_in_shards() -> Iterator[None]:
+    """Every shard gets the noise of the first one."""
+    original = Team.own_pieces
+
+    def own_pieces(self: Team, tensors: Any) -> dict[str, Piece]:
+        found = original(self, tensors)
+        return {name: Piece(0, each.stop - each.start, each.size) for name, each in found.items()}
+
+    with patch.object(Team, "own_pieces", own_pieces):
+        yield
+
+
+@contextmanager
+def unseeded_noise() -> Iterator[None]:
+    """Every process draws its noise from a generator that nobody has seeded, and all of them are equal."""
+    original = GaussianNoise.add
+
+    def add(self: GaussianNoise, bounded: Any, source: Any) -> dict[str, Tensor]:
+        return original(self, bounded, torch.Generator())
+
+    with patch.object(GaussianNoise, "add", add):
+        yield
+
+
+@contextmanager
+def only_own_sum() -> Iterator[None]:
+    """No process hears of the records of another: each trains on its share, with the noise of the whole."""
+
+    def summed(self: Team, tensors: Any, *args: Any) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def released(self: Team, make: Any, like: Any) -> dict[str, Tensor]:
+        return dict(make())
+
+    with patch.object(Team, "summed", summed), patch.object(Team, "released", released):
+        yield
+
+
+@contextmanager
+def applied_before_the_ledger() -> Iterator[None]:
+    """The noisy shards are used before process 0 has written anything down."""
+
+    def acknowledged(self: Team, made: Any, sign: bytes, record: Any, like: Any) -> dict[str, Tensor]:
+        if self.leads:
+            record({"shard": torch.zeros(1)})
+        return dict(made)
+
+    with patch.object(Team, "acknowledged", acknowledged):
+        yield
+
+
+@contextmanager
 def less_noise() -> Iterator[None]:
     """The noise is divided by the root of the number of processes, as if each added noise of its own."""
     original = GaussianNoise.add
@@ -342,6 +488,13 @@ PLANTED: dict[str, tuple[Callable[[], Any], Case]] = {
     "dropped empty batches": (dropped_empty_batches, EQUAL["empty shares"]),
     "averaged": (averaged, EQUAL["plain"]),
     "less noise": (less_noise, EQUAL["plain"]),
+    "averaged shards": (averaged_shards, EQUAL["shards"]),
+    "less noise in shards": (less_noise, EQUAL["shards"]),
+    "equal noise in shards": (equal_noise_in_shards, EQUAL["shards"]),
+    "unseeded noise": (unseeded_noise, EQUAL["shards"]),
+    "same positions in shards": (same_positions, EQUAL["shards"]),
+    "dropped empty batches in shards": (dropped_empty_batches, EQUAL["shards empty shares"]),
+    "only its own sum": (only_own_sum, EQUAL["plain"]),
 }
 """Defects, each with a training in which it must be found: by an error, or by a result that is not that of one process."""
 
@@ -364,11 +517,21 @@ def every_case(folder: Path, world: int) -> dict[str, Any]:
         found |= {f"refused {name}": run() for name, run in REFUSED.items()}
         found |= {f"planted {name}": planted(name) for name in PLANTED}
     found["left and entered again"] = all_leave_and_go_on()
+    found["used"] = used_after_training()
+    if world == 2:
+        with applied_before_the_ledger():
+            found["applied too early"] = failing_ledger(fsdp=True)
     where = {"folder": folder / "resumed", "resume": True, "performance": Performance(save_every=1)}
+    in_parts = Case(more=where | {"folder": folder / "shards", "average": 0.9}, fsdp=True, optimizer=torch.optim.Adam)
     if world == 2:
         found["stopped"] = Case(more=where, stop_after=3).run()
+        found["stopped in shards"] = replace(in_parts, stop_after=3).run()
     elif world == 4:
         found["resumed"] = Case(more=where).run()
+        found["resumed in shards"] = in_parts.run()
+        found["weights"] = load_file(folder / "shards" / MODEL)
+    else:
+        found["whole"] = replace(in_parts, more={"average": 0.9}).run()
     found["report"] = reported(folder / f"report-{world}")
     return found
 

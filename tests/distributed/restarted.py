@@ -1,6 +1,6 @@
 """A release that torchrun starts again when one of its processes dies, for `test_processes.py`.
 
-torchrun --standalone --nproc-per-node=2 --max-restarts=2 restarted.py FOLDER
+torchrun --standalone --nproc-per-node=2 --max-restarts=2 restarted.py FOLDER [shards]
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -21,7 +23,7 @@ import privet
 from privet.training import Performance
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, kind: str = "") -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -29,7 +31,9 @@ def main(folder: Path) -> None:
     note = folder / "notes" / f"{rank}-{attempt}"
     torch.manual_seed(0)
     x = torch.randn(60, 5)
-    model = nn.Linear(5, 2)
+    model: nn.Module = nn.Linear(5, 2)
+    if kind == "shards":
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     private = privet.make_private(
         model, optimizer, TensorDataset(x, (x.sum(1) > 0).long()), batch_size=40, steps=8, noise_multiplier=1.0, delta=1e-5,
@@ -62,4 +66,4 @@ def die_after_recording(private: Any, events: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 from torch import nn
 
 import privet
-from privet.distributed import Team, fingerprint
+from privet.clipping import BoundedSum
+from privet.distributed import Piece, Team, fingerprint
 from privet.errors import InputError, PrivetError
+from privet.noise import GaussianNoise
 from privet.privacy import Gaussian, Ledger
 from privet.randomness import SecureSource
 from privet.training.drawing import Records
@@ -101,6 +104,41 @@ def test_a_ledger_takes_over_what_another_one_holds() -> None:
         assert list(other) == list(lead) and other.conditions == lead.conditions
 
 
+@pytest.mark.parametrize("cuts", [(0, 4, 7), (0, 0, 7), (0, 40_000, 70_000, 100_001)])
+def test_shards_draw_the_noise_of_the_whole(cuts: tuple[int, ...]) -> None:
+    size = cuts[-1]
+    whole = SecureSource(b"k" * 32)
+    expected = torch.cat([whole.normal(size), whole.normal(5)])
+    sources = [SecureSource(b"k" * 32) for _ in cuts[1:]]
+    parts = [source.normal(size, *cut) for source, cut in zip(sources, pairwise(cuts), strict=True)]
+    assert torch.equal(torch.cat([*parts, sources[0].normal(5)]), expected)
+    assert all(torch.equal(source.normal(9), other.normal(9)) for source, other in pairwise(sources[1:]))
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_noise_of_pieces_is_that_of_the_whole_sum(seeded: bool) -> None:
+    tensors = {"a": torch.randn(300, 300).double(), "b": torch.randn(7).double(), "count": torch.tensor(0.5).double()}
+    scales = {"a": 2.0, "b": torch.rand(7).double() + 0.5, "count": 1.0}
+    whole = BoundedSum(tensors, 1.0, scales, 1, dtypes={"b": torch.float32, "a": torch.float32})
+
+    def noisy(bounded: BoundedSum) -> dict[str, torch.Tensor]:
+        source = torch.Generator().manual_seed(0) if seeded else SecureSource(b"k" * 32)
+        return GaussianNoise(1.5).add(bounded, source)
+
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in tensors}
+    for rows_a, rows_b, count in (((0, 150), (0, 4), (0, 1)), ((150, 300), (4, 7), (0, 0))):
+        pieces = {
+            "a": Piece(300 * rows_a[0], 300 * rows_a[1], 90_000),
+            "b": Piece(*rows_b, 7),
+            "count": Piece(*count, 1),
+        }
+        own = whole.divided({name: pieces[name].of(tensor) for name, tensor in tensors.items()}, pieces)
+        for name, tensor in noisy(own).items():
+            found[name].append(tensor.reshape(-1))
+    for name, tensor in noisy(whole).items():
+        assert torch.equal(torch.cat(found[name]), tensor.reshape(-1)), name
+
+
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
@@ -111,7 +149,7 @@ def teams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Team_]:
     program = Path(__file__).with_name("processes.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PRIVET_STATE": str(folder / "state")}
     done = subprocess.run(
-        [sys.executable, program, folder], capture_output=True, text=True, check=False, timeout=600, env=environment
+        [sys.executable, program, folder], capture_output=True, text=True, check=False, timeout=900, env=environment
     )
     assert done.returncode == 0, done.stderr
     return {
@@ -167,7 +205,14 @@ SENTENCES = {
     "clipping": ("PrivetError", "Process 1 does not like this batch."),
     "wrapped later": ("PrivetError", "wrap it first"),
     "unused parameters": ("InputError", "find_unused_parameters"),
-    "sharded": ("InputError", "Parameter 'weight' is divided over the processes"),
+    "ledger in shards": ("PrivetError", "The disk is full."),
+    "diverged in shards": ("PrivetError", "process 1 has other parameters"),
+    "low precision": ("InputError", "reduce_dtype=torch.bfloat16: sums are added up in float64"),
+    "low parameters": ("InputError", "param_dtype=torch.bfloat16"),
+    "columns": ("InputError", "must shard the first dimension"),
+    "tensor parallel": ("InputError", "by something else than fully_shard"),
+    "ellipse in shards": ("InputError", "MovingEllipticalClipping"),
+    "noise in shards": ("InputError", "ShapedNoise"),
     "budget": ("BudgetExhausted", "would exceed the budget"),
 }
 
@@ -179,7 +224,9 @@ def test_an_error_ends_all_processes_with_the_same_sentence(teams: dict[int, Tea
         found = [each[f"refused {name}"] for each in teams[2]]
         assert all(each["kind"] == kind and words in each["says"] for each in found), (name, found)
         assert found[0]["says"] == found[1]["says"]
-    assert all(each["refused ledger"]["unchanged"] for each in teams[2]), "nothing was used before it was on the books"
+    for name in ("refused ledger", "refused ledger in shards"):
+        assert all(each[name]["unchanged"] for each in teams[2]), "nothing was used before it was on the books"
+    assert not all(each["applied too early"]["unchanged"] for each in teams[2]), "the check above can fail"
 
 
 @pytest.mark.slow
@@ -201,12 +248,32 @@ def test_a_run_goes_on_with_another_number_of_processes(teams: dict[int, Team_])
 
 
 @pytest.mark.slow
+def test_a_run_in_shards_goes_on_with_another_number_of_processes(teams: dict[int, Team_]) -> None:
+    """Parameters, the optimizer's moments and the average were in two shards, and are in four."""
+    one = teams[1][0]["whole"]["parameters"]
+    for each in teams[4]:
+        torch.testing.assert_close(each["resumed in shards"]["parameters"], one, atol=1e-5, rtol=1e-5)
+        assert each["resumed in shards"]["events"] == 6
+        assert [tuple(t.shape) for t in each["weights"].values()] == [(8,), (8, 5), (2,), (2, 8)]
+
+
+@pytest.mark.slow
+def test_a_model_in_shards_is_an_ordinary_one_between_steps_and_afterward(teams: dict[int, Team_]) -> None:
+    one = teams[1][0]["used"]
+    for each in (*teams[2], *teams[4]):
+        assert each["used"]["ordinary"]
+        torch.testing.assert_close(each["used"]["seen"], one["seen"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(each["used"]["seen"][-1], each["used"]["plain"], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_every_process_runs_the_same_script_to_the_report(teams: dict[int, Team_]) -> None:
     assert {each["report"] for team in teams.values() for each in team} == {"report.html"}
 
 
 @pytest.mark.slow
-def test_torchrun_starts_a_dead_run_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "shards"])
+def test_torchrun_starts_a_dead_run_again(tmp_path: Path, kind: str) -> None:
     """Process 1 is killed in the first attempt, and process 0 in the second, between the ledger and the release."""
     program = Path(__file__).with_name("restarted.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -214,7 +281,7 @@ def test_torchrun_starts_a_dead_run_again(tmp_path: Path) -> None:
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
-        [sys.executable, *command, program, tmp_path],
+        [sys.executable, *command, program, tmp_path, kind],
         capture_output=True,
         text=True,
         check=False,

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from privet.distributed import Piece
 from privet.errors import InputError, PrivetError
 from privet.gradients import PerExampleGradients
 from privet.gradients.numerics import squared_norms, weigh
@@ -48,6 +49,26 @@ class BoundedSum:
     """The number of records whose gradient was not finite; they contributed zero."""
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     """The dtype to which a tensor is rounded after noise was added, where it is not the tensor's own."""
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    """Where each tensor lies in its whole tensor, if this process holds pieces of the sum. The bounds are those of the whole."""
+
+    @property
+    def coordinates(self) -> int:
+        """The number of coordinates of the whole sum."""
+        return sum(self.piece(name).size for name in self.tensors)
+
+    def piece(self, name: str) -> Piece:
+        """Where a tensor lies in its whole tensor."""
+        size = self.tensors[name].numel()
+        return self.pieces.get(name) or Piece(0, size, size)
+
+    def divided(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Piece]) -> BoundedSum:
+        """The pieces of the sum over several processes that this process holds."""
+        scales = {
+            name: pieces[name].of(scale.expand_as(self.tensors[name])) if isinstance(scale, Tensor) else scale
+            for name, scale in self.scales.items()
+        }
+        return replace(self, tensors=tensors, scales=scales, pieces=pieces)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype to which a tensor is rounded after noise was added."""
@@ -158,7 +179,9 @@ def clipped_rows(rows: Tensor, places: Tensor, count: int, bound: float) -> Boun
     holds; a record that is not finite leaves its place empty.
     """
     flat, factors, bad = _finite(rows, bound)
-    placed = torch.zeros(count, flat.shape[1], dtype=torch.float64).index_add_(0, places, flat * factors[:, None])
+    placed = torch.zeros(count, flat.shape[1], dtype=torch.float64, device=flat.device).index_add_(
+        0, places, flat * factors[:, None]
+    )
     return BoundedSum({"rows": placed}, bound, {"rows": bound}, len(rows), bad, {"rows": rows.dtype})
 
 

@@ -265,7 +265,7 @@ class MovingEllipticalClipping(Clipping):
         sums: dict[str, dict[str, Tensor]] = {name: {} for name in _SUMS}
         for name, deviation in released.deviations().items():
             noisy = released.noisy[name] / self.max_grad_norm
-            variance = (torch.as_tensor(deviation) / self.max_grad_norm).square().expand_as(noisy)
+            variance = (torch.as_tensor(deviation, device=noisy.device) / self.max_grad_norm).square().expand_as(noisy)
             # The square of a normal number has twice the square of its variance as variance.
             pooled = (*_means(noisy.square() - variance), *_mean_variances(2 * variance.square()))
             for key, value in zip(_SUMS, pooled, strict=True):

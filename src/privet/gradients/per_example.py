@@ -130,7 +130,7 @@ class PerExampleGradients:
     def squared_norms(self) -> dict[str, Tensor]:
         """For each parameter, the squared norm of every record's gradient, as float64."""
         norms = self._measured()[0]
-        nothing = torch.zeros(self.records, dtype=torch.float64)
+        nothing = self._zeros()
         return {name: norms[name] * self._scale**2 if name in norms else nothing for name in self.names}
 
     def total_squared_norms(self) -> Tensor:
@@ -141,7 +141,7 @@ class PerExampleGradients:
     def bad(self) -> Tensor:
         """Which records have a gradient that is not finite."""
         self._measured()
-        return torch.zeros(self.records, dtype=torch.bool) if self._bad is None else self._bad
+        return self._zeros().bool() if self._bad is None else self._bad
 
     @property
     def bad_count(self) -> int:
@@ -153,9 +153,7 @@ class PerExampleGradients:
     def _measured(self) -> tuple[dict[str, Tensor], Tensor]:
         if self._norms is None:
             norms = self._compute_squared_norms()
-            total = (
-                torch.stack(list(norms.values())).sum(0) if norms else torch.zeros(self.records, dtype=torch.float64)
-            )
+            total = torch.stack(list(norms.values())).sum(0) if norms else self._zeros()
             total *= self._scale**2
             if not math.isfinite(total.sum().item()):
                 self._bad = ~total.isfinite()
@@ -199,7 +197,7 @@ class PerExampleGradients:
         """All per-example gradients, ``(records, *shape)`` for each parameter: for small models, tests and audits."""
         self._check_held()
         self._measured()
-        whole = {n: torch.zeros(self.records, *p.shape, dtype=p.dtype) for n, p in self._parameters.items()}
+        whole = {n: p.new_zeros(self.records, *p.shape) for n, p in self._parameters.items()}
         with torch.no_grad():
             for group in self._groups:
                 for rows, gradients, _ in self._formed(group):
@@ -211,7 +209,7 @@ class PerExampleGradients:
         """The squared norm of every record's gradient after multiplying it elementwise by `scales`."""
         self._check_held()
         self._measured()
-        total = torch.zeros(self.records, dtype=torch.float64)
+        total = self._zeros()
         alone, shared = self._divided()
         with torch.no_grad():
             for use, slots in alone.items():
@@ -224,7 +222,7 @@ class PerExampleGradients:
         return total * self._scale**2
 
     def _scaled_group(self, group: Group, scales: Mapping[str, Tensor]) -> Tensor:
-        squared = torch.zeros(self.records, dtype=torch.float64)
+        squared = self._zeros()
         slack = self._slack(group)
         for rows, gradients, lengths in self._formed(group):
             for name, gradient in gradients.items():
@@ -235,6 +233,11 @@ class PerExampleGradients:
             return squared
         largest = max(float(scales[name].max()) for name in gradients) if self.records else 0.0
         return (squared.sqrt_() + slack * largest).square_()
+
+    def _zeros(self) -> Tensor:
+        """A zero for each record, on the device of the parameters."""
+        first = next(iter(self._parameters.values()))
+        return torch.zeros(self.records, dtype=torch.float64, device=first.device)
 
     def _check_held(self) -> None:
         if self._spent:
@@ -304,13 +307,13 @@ class PerExampleGradients:
                 squared = squared_norms(gradient)
                 if slack is not None:
                     squared = (squared.sqrt_() + slack[rows] + lengths * _UNIT).square_()
-                norms.setdefault(name, torch.zeros(self.records, dtype=torch.float64))[rows] = squared
+                norms.setdefault(name, self._zeros())[rows] = squared
         return norms
 
     def _slack(self, group: Group) -> Tensor | None:
         """A bound on the norm of the difference between what a record adds through all uses of a group and what is measured.
         None if no bound is known: then the sum must be taken of the measured numbers."""
-        total = torch.zeros(self.records, dtype=torch.float64)
+        total = self._zeros()
         for use, slot, tensor in group:
             rounding = use.rounding(slot)
             if rounding is None or self._placed[id(tensor)] is None:
@@ -326,7 +329,7 @@ class PerExampleGradients:
         for start in range(0, self.records, step):
             rows = slice(start, min(start + step, self.records))
             total: dict[str, Tensor] = {}
-            lengths = torch.zeros(rows.stop - rows.start, dtype=torch.float64)
+            lengths = self._zeros()[rows]
             for use, slot, tensor in group:
                 gradient = use.instantiate(rows)[slot]
                 lengths += squared_norms(gradient).sqrt_()

@@ -122,7 +122,7 @@ class Use:
     def rounding(self, slot: str) -> Tensor | None:
         """For each record, a bound on the norm of the difference between what it adds to the weighted sum and `instantiate`,
         for a weight of 1; None if no bound is known."""
-        return None if self.gradients is None else torch.zeros(self.records, dtype=torch.float64)
+        return None if self.gradients is None else self.zeros()
 
     def drop(self, bad: Tensor) -> None:
         """Make the records where `bad` is true contribute exact zeros: a weight of zero times NaN is still NaN."""
@@ -132,6 +132,11 @@ class Use:
             kept = getattr(self, name, None)
             if kept is not None:
                 setattr(self, name, _without(kept, bad))
+
+    def zeros(self) -> Tensor:
+        """A zero for each record, on the device of the parameters."""
+        first = next(iter(self.slots.values()))
+        return torch.zeros(self.records, dtype=torch.float64, device=first.device)
 
     def instance_bytes(self) -> int:
         """The memory that the per-example gradients of all records would take."""
@@ -150,4 +155,4 @@ class Use:
 
 
 def _without(rows: Tensor, bad: Tensor) -> Tensor:
-    return torch.where(bad.view(-1, *[1] * (rows.ndim - 1)), torch.zeros((), dtype=rows.dtype), rows)
+    return torch.where(bad.view(-1, *[1] * (rows.ndim - 1)), rows.new_zeros(()), rows)

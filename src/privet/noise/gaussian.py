@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from privet.clipping import BoundedSum, State
 from privet.clipping.bounded import ROUNDING
+from privet.distributed import Piece
 from privet.errors import InputError
 from privet.gradients.numerics import workspace
 from privet.noise.additive import (
@@ -51,31 +52,43 @@ class GaussianNoise(SteadyNoise):
             return self._add_on_grid(bounded, source)
         noisy = {}
         for name, tensor in bounded.tensors.items():
-            noisy[name] = self._plus(tensor, bounded.scales[name], bounded.drawn_in(name), source)
+            noisy[name] = self._plus(tensor, bounded.scales[name], bounded.drawn_in(name), bounded.piece(name), source)
         return noisy
 
-    def _plus(self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, source: torch.Generator) -> Tensor:
+    def _plus(
+        self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, piece: Piece, source: torch.Generator
+    ) -> Tensor:
         """The sum with seeded noise, rounded to the dtype in which the noise is drawn. It is computed in chunks that fit into
-        the cache; the numbers are those of one long draw."""
+        the cache; the numbers are those of one long draw for the whole tensor, of which a piece gets its own."""
         factor = scale * self.multiplier
         scales = factor.expand_as(tensor).reshape(-1) if isinstance(factor, Tensor) else None
         sums, noisy = tensor.reshape(-1), torch.empty(tensor.numel(), dtype=drawn_in, device=tensor.device)
-        for start, stop in _chunks(len(sums)):
-            drawn, part = noisy[start:stop].normal_(generator=source), sums[start:stop]
+        in_place = piece.size == len(sums) and source.device == tensor.device
+        for start, stop in _chunks(piece.size):
+            drawn = noisy[start:stop] if in_place else noisy.new_empty(stop - start, device=source.device)
+            drawn.normal_(generator=source)
+            first, last = max(start, piece.start), min(stop, piece.stop)
+            if first >= last:
+                continue
+            own, drawn = (
+                slice(first - piece.start, last - piece.start),
+                drawn[first - start : last - start].to(tensor.device),
+            )
             if scales is None:
                 # With equal dtypes torch adds twice as fast.
                 converted = workspace.take("noise", drawn.shape, sums).copy_(drawn)
-                drawn.copy_(torch.add(part, converted, alpha=float(factor), out=converted))
+                noisy[own] = torch.add(sums[own], converted, alpha=float(factor), out=converted)
             else:
-                torch.addcmul(part, drawn.to(scales.dtype), scales[start:stop], out=drawn)
+                torch.addcmul(sums[own], drawn.to(scales.dtype), scales[own], out=noisy[own])
         return noisy.view(tensor.shape)
 
     def _add_on_grid(self, bounded: BoundedSum, source: SecureSource) -> dict[str, Tensor]:
-        coordinates = sum(tensor.numel() for tensor in bounded.tensors.values())
         noisy = {}
         for name, tensor in bounded.tensors.items():
-            noise = source.normal(tensor.numel()).mul_(self.multiplier).view(tensor.shape)
-            noisy[name] = added_on_grid(tensor, bounded.scales[name], noise, coordinates)
+            piece = bounded.piece(name)
+            noise = source.normal(piece.size, piece.start, piece.stop).mul_(self.multiplier)
+            noise = noise.view(tensor.shape).to(tensor.device)
+            noisy[name] = added_on_grid(tensor, bounded.scales[name], noise, bounded.coordinates)
         return noisy
 
     def deviations(self, bounded: BoundedSum) -> dict[str, Tensor | float]:
@@ -179,7 +192,7 @@ class NoiseLayer(nn.Module):
         norms = x.flatten(1).norm(dim=1, dtype=torch.float64).clamp(min=1e-12)
         factors = (self.bound / ROUNDING / norms).clamp(max=1.0).to(x.dtype)
         clipped = x * factors.view(-1, *[1] * (x.ndim - 1))
-        noise = fill_normal(torch.empty(x.numel()), self.source).view(x.shape)
+        noise = fill_normal(torch.empty(x.numel()), self.source).view(x.shape).to(x.device)
         noisy: Tensor = clipped + noise * (self.noise_multiplier * self.bound)
         return noisy
 

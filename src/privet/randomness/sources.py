@@ -54,32 +54,53 @@ class SecureSource:
         """Uniform integers of 64 bits, as int64."""
         return torch.from_numpy(np.frombuffer(self._bytes(8 * count), np.int64).copy())
 
-    def normal(self, count: int) -> Tensor:
-        """Standard normal numbers as float64 (Box and Muller), from radii of 53 bits and angles of 32 bits; at most 8.66."""
-        result = torch.empty(count, dtype=torch.float64)
-        for start in range(0, count, _CHUNK):
-            chunk = result[start : start + _CHUNK]
-            half = (len(chunk) + 1) // 2
-            stream = self._bytes(12 * half)
-            radius, angle = np.frombuffer(stream, np.int64, half), np.frombuffer(stream, np.int32, half, 8 * half)
-            # A symmetric uniform number in (-1/2, 1/2); adding 1/2 is exact where it matters, near 0.
-            uniform = torch.from_numpy(radius >> 11).double().add_(0.5).mul_(2.0**-53)
-            length = uniform.add_(0.5).log_().mul_(-2).sqrt_()
-            turned = torch.from_numpy(angle.astype(np.float64)).add_(0.5).mul_(math.pi * 2.0**-31)
-            torch.mul(length, turned.cos(), out=chunk[:half])
-            rest = len(chunk) - half
-            torch.mul(length[:rest], turned[:rest].sin(), out=chunk[half:])
+    def normal(self, count: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """Standard normal numbers as float64 (Box and Muller), from radii of 53 bits and angles of 32 bits; at most 8.66.
+
+        Of `count` numbers, those from `start` to `stop`: processes that share the key draw disjoint parts of one draw, and
+        after it all of them are at the same place of the stream.
+        """
+        stop = count if stop is None else stop
+        result = torch.empty(stop - start, dtype=torch.float64)
+        for place in range(0, count, _CHUNK):
+            first, last = max(start, place), min(stop, place + _CHUNK)
+            if first >= last:
+                self._pass_over()
+                continue
+            whole = min(count - place, _CHUNK)
+            if last - first == whole:
+                self._fill_normal(result[first - start : last - start])
+            else:
+                chunk = torch.empty(whole, dtype=torch.float64)
+                self._fill_normal(chunk)
+                result[first - start : last - start] = chunk[first - place : last - place]
         return result
+
+    def _fill_normal(self, chunk: Tensor) -> None:
+        half = (len(chunk) + 1) // 2
+        stream = self._bytes(12 * half)
+        radius, angle = np.frombuffer(stream, np.int64, half), np.frombuffer(stream, np.int32, half, 8 * half)
+        # A symmetric uniform number in (-1/2, 1/2); adding 1/2 is exact where it matters, near 0.
+        uniform = torch.from_numpy(radius >> 11).double().add_(0.5).mul_(2.0**-53)
+        length = uniform.add_(0.5).log_().mul_(-2).sqrt_()
+        turned = torch.from_numpy(angle.astype(np.float64)).add_(0.5).mul_(math.pi * 2.0**-31)
+        torch.mul(length, turned.cos(), out=chunk[:half])
+        rest = len(chunk) - half
+        torch.mul(length[:rest], turned[:rest].sin(), out=chunk[half:])
 
     def _words(self, count: int) -> npt.NDArray[np.uint32]:
         return np.frombuffer(self._bytes(4 * count), np.uint32)
 
     def _bytes(self, count: int) -> bytes:
         """The next `count` bytes of the stream. Every request has its own number, so no bytes come twice."""
+        self._pass_over()
+        return hashlib.shake_128(self._key + self._requests.to_bytes(16, "little")).digest(count)
+
+    def _pass_over(self) -> None:
+        """Use up the number of one request."""
         if self._process != os.getpid():
             self._new_key()  # a forked process must not draw what its parent draws
         self._requests += 1
-        return hashlib.shake_128(self._key + self._requests.to_bytes(16, "little")).digest(count)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A secret key is neither written nor copied: draw a new one with SecureSource().")
@@ -106,10 +127,16 @@ class Randomness:
     seed: int | None
 
     @classmethod
-    def of(cls, seed: int | None, key: bytes | None = None) -> Randomness:
-        """The streams of a seeded run, or of a release; `key` is a secret key that several processes share for sampling."""
+    def of(cls, seed: int | None, key: bytes | None = None, noise_key: bytes | None = None) -> Randomness:
+        """The streams of a seeded run, or of a release.
+
+        `key` is a secret key that several processes share for sampling, and `noise_key` another one that they share for the noise
+        where each draws a part of it.
+        """
         if seed is None:
-            return cls(SecureSource(key), SecureSource(), None)
+            if key is not None and key == noise_key:
+                raise ValueError("Sampling and noise need two keys.")
+            return cls(SecureSource(key), SecureSource(noise_key), None)
         return cls(_seeded("sampling", seed), _seeded("noise", seed), seed)
 
     @classmethod

@@ -13,10 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from privet.distributed import sharded_like
 from privet.errors import InputError, PrivetError
 from privet.io import write_whole
 from privet.io.names import MODEL
+from privet.training.optimizers import Average
 from privet.training.plan import PlanState
 
 if TYPE_CHECKING:
@@ -140,7 +144,7 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 # --- the state of a run -------------------------------------------------------------------------------------------------
@@ -163,15 +167,32 @@ def state_of(private: Private) -> dict[str, Any]:
 
 def restore(private: Private, path: str, state: dict[str, Any]) -> None:
     """Restore a run to `state`."""
+    shards = {name: p for name, p in private.engine.model.named_parameters() if isinstance(p, DTensor)}
     for name, part in _parts(private).items():
         try:
-            part.load_state_dict(state[name])
+            part.load_state_dict(_in_shards(part, state[name], shards) if shards else state[name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise InputError(f"The run in {path} had another {name}: {str(error).splitlines()[0]}") from None
     private.steps_done = state["step"]
     private.state = PlanState(state["clipping"], state["noise"])
     private.randomness.restore(state["streams"])
     private.stream, private.torch_state = state["streams"].get("sampling"), state["torch"]
+
+
+def _in_shards(part: Stateful, state: dict[str, Any], shards: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A state that was saved whole, with the tensors of sharded parameters in shards of this number of processes."""
+    if isinstance(part, Optimizer):
+        held = [p for group in part.param_groups for p in group["params"]]
+        each = {
+            place: {key: sharded_like(value, held[place]) for key, value in values.items()}
+            for place, values in state["state"].items()
+        }
+        return {**state, "state": each}
+    if isinstance(part, Average):
+        return {**state, "values": _in_shards(nn.Module(), state["values"], shards)}
+    if isinstance(part, nn.Module):
+        return {name: sharded_like(value, shards.get(name, value)) for name, value in state.items()}
+    return state
 
 
 def _parts(private: Private) -> dict[str, Stateful]:
@@ -234,7 +255,12 @@ def _key(key: Any, where: str) -> str | int:
 
 def save_weights(model: nn.Module, folder: Path) -> str:
     """Write the model's parameters and buffers; returns the file's name, for the record."""
+    return write_weights(model.state_dict(), folder)
+
+
+def write_weights(state: Mapping[str, Tensor], folder: Path) -> str:
+    """Write parameters and buffers by name; returns the file's name."""
     # A copy: tied parameters share memory, and a file of tensors cannot.
-    weights = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.contiguous().clone() for name, tensor in state.items()}
     write_whole(folder / MODEL, save(weights), mode=0o644)  # the release: everybody may read it
     return MODEL

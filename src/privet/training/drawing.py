@@ -569,7 +569,7 @@ def load_batches(
         yield from (dataset.batch(indices) for indices in index_batches)
     elif hasattr(dataset, "tensors"):
         tensors: tuple[Tensor, ...] = tuple(dataset.tensors)
-        yield from (tuple(t.index_select(0, indices) for t in tensors) for indices in index_batches)
+        yield from (tuple(t.index_select(0, indices.to(t.device)) for t in tensors) for indices in index_batches)
     else:
         yield from _collated(dataset, index_batches, workers, default_collate)
 

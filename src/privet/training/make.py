@@ -15,13 +15,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from privet.clipping import Clipping, FlatClipping, ScheduledClipping
+from privet.clipping import (
+    AdaptiveClipping,
+    AutomaticClipping,
+    Clipping,
+    EllipticalClipping,
+    FlatClipping,
+    PerLayerClipping,
+    ScheduledClipping,
+)
 from privet.data.owners import Key
-from privet.distributed import Team, unwrapped
+from privet.distributed import Team, pieces_of, unwrapped
 from privet.errors import InputError
 from privet.gradients import Engine
 from privet.gradients.operation import trusted_rules
-from privet.noise import GaussianNoise, Noise
+from privet.noise import GaussianNoise, Noise, ScheduledNoise
 from privet.privacy import AccountedRun, Budget, DataAccount, Ledger, Relation, Schedule, steps_of, warn_of_delta
 from privet.privacy.data_account import read_stub
 from privet.privacy.events import tally
@@ -31,7 +39,7 @@ from privet.training.checkpoint import Stateful, digest
 from privet.training.drawing import GivenRecords, Performance
 from privet.training.folder import Continued, RunFolder, Saving, opened
 from privet.training.identity import plain, rebuild
-from privet.training.optimizers import Average, is_planned
+from privet.training.optimizers import Average, CorrectedAdam, is_planned
 from privet.training.plan import BudgetLimit, Calibration, Plan, check_ledger
 from privet.training.private import Private
 from privet.training.rehearsal import Checks, Isolation
@@ -59,6 +67,15 @@ OTHERWISE = {
 """Arguments of Opacus without a counterpart."""
 MOVED = ("physical_batch_size", "memory_budget", "workers", "save_every")
 """Arguments of version 0.1 that are fields of `Performance` now."""
+WITH_SHARDS = (
+    FlatClipping,
+    AutomaticClipping,
+    PerLayerClipping,
+    ScheduledClipping,
+    AdaptiveClipping,
+    EllipticalClipping,
+)
+"""Clippings whose state and metric need no whole tensor of the release."""
 
 
 def other_names(function: Callable[P, R]) -> Callable[P, R]:
@@ -200,6 +217,8 @@ def make_private(
     with team.telling(), ExitStack() as undo:
         wrapped = unwrapped((model,) if isinstance(model, nn.Module) else tuple(model), team)
         models = wrapped.models
+        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+        team.pieces = pieces_of(whole, team)
         given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
         optimizers = tuple(map(_inner, given))
         performance = performance if performance is not None else Performance()
@@ -236,12 +255,13 @@ def make_private(
         noises = calibration.made(noise_multiplier)
         # A record that is evaluated alone is collated alone, and its gradient is that of autograd.
         assumptions = checks.assumptions
-        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if isolation != "each":
             assumptions += source.assumptions + trusted_rules(whole)
         if not fixed_beforehand and _follows_releases(ledger, continued.identity):
             assumptions += (PLANNED,)
         plan = Plan(sampling, _clipping(max_grad_norm, clipping), noises, steps, size, assumptions)
+        if team.pieces:
+            _refuse_with_shards(plan, optimizers, performance)
         paying = _paying(account, run, ledger, plan, undo) if team.leads else None
         physical = performance.physical(models[0], source.dataset, views)
         settings: dict[str, Any] = {
@@ -279,7 +299,7 @@ def make_private(
             Engine(whole, loss_reduction=loss_reduction, memory_budget=performance.memory_budget),
             optimizers,
             source.loaded(public_size is None, 1 if isolation == "each" else physical, performance.workers, team),
-            Randomness.of(seed, team.key() if seed is None else None),
+            _randomness(seed, team),
             average=None if average is None else Average(whole, average),
             scheduler=scheduler,
             saving=saving,
@@ -421,10 +441,36 @@ def _refuse_with_several_processes(
         )
 
 
+def _refuse_with_shards(plan: Plan, optimizers: Sequence[Optimizer], performance: Performance) -> None:
+    """Refuse what needs whole parameters, or the whole noisy sum, in one process."""
+    odd = ""
+    if type(plan.clipping) not in WITH_SHARDS:
+        odd = f"{type(plan.clipping).__name__}, which is not known to work on shards of the noisy sum"
+    elif not isinstance(plan.noise, GaussianNoise | ScheduledNoise):
+        odd = f"{type(plan.noise).__name__}, whose noise is not drawn for each shard on its own"
+    elif any(isinstance(each, CorrectedAdam) for each in optimizers):
+        odd = "CorrectedAdam; take torch.optim.Adam"
+    elif performance.physical_batch_size == "auto":
+        odd = "physical_batch_size='auto'; give a number"
+    if odd:
+        raise InputError(f"Parameters that fully_shard has divided cannot be trained with {odd}.")
+
+
+def _randomness(seed: int | None, team: Team) -> Randomness:
+    if seed is not None:
+        return Randomness.of(seed)
+    key = team.key()
+    return Randomness.of(None, key, team.key() if team.pieces else None)
+
+
 def _require_same_models(whole: nn.Module, team: Team) -> None:
     """Raise unless all processes begin with the same parameters and buffers."""
     if team.size > 1:
-        prints = {f"value of '{name}'": digest({"": tensor.cpu()}) for name, tensor in whole.state_dict().items()}
+        prints = {
+            f"value of '{name}'": digest({"": tensor.cpu()})
+            for name, tensor in whole.state_dict().items()
+            if name not in team.pieces
+        }
         team.same(
             "the model",
             prints,

@@ -15,9 +15,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from privet.distributed import Unwrapped
+from privet.distributed import Unwrapped, as_shard, own_class, own_part, whole
 from privet.errors import InputError, PrivetError
 from privet.gradients import Engine, PerExampleGradients
 from privet.gradients.marks import FREE, mark_of, set_mark
@@ -25,7 +25,7 @@ from privet.io import write_whole
 from privet.io.names import LOOP
 from privet.privacy import AccountedRun, Event, Spent
 from privet.randomness import Randomness
-from privet.training.checkpoint import Stateful, restore, save_weights, state_of
+from privet.training.checkpoint import Stateful, restore, state_of, write_weights
 from privet.training.drawing import PhysicalBatch, Records, other_parts
 from privet.training.folder import RunFolder, Saving
 from privet.training.identity import RunDescription, class_path, plain
@@ -97,6 +97,8 @@ class Private:
         self._team, self._wrapped = records.team, wrapped or Unwrapped((), ())
         self._settings = dict(settings or {})
         self._parameters = {name: p for name, p in engine.model.named_parameters() if p.requires_grad}
+        self._trained = self._parameters
+        """The parameters in the passes of a step: whole ones where `_parameters` are shards."""
         self.state = self.plan.init(self._parameters)
         """The state of clipping and noise before the next step."""
         self._part: PhysicalBatch | None = None
@@ -143,7 +145,7 @@ class Private:
         """Everything that is needed to describe the run, with all settings as plain data."""
         settings = {"plan": self.plan, "delta": self.delta, "checks": self._checks, **self._settings}
         models = settings.pop("models", (self.engine.model,))
-        paths = tuple(class_path(type(model)) for model in models)
+        paths = tuple(class_path(own_class(model)) for model in models)
         return RunDescription(self.plan, plain(settings), self.steps_done, self.delta, self.ledger, paths)
 
     @property
@@ -224,6 +226,11 @@ class Private:
                 "Give private.public a function before the loop: private.public(lambda: 0.01 * model.weight.norm()). In the "
                 "body of the loop it would reveal whether anybody was drawn, since the body does not run for an empty batch."
             )
+        if self._team.pieces:
+            raise PrivetError(
+                "private.public(function) does not work with parameters that fully_shard has divided: a penalty on the weights "
+                "can be the optimizer's weight_decay."
+            )
         if self._part is not None:
             raise PrivetError("Register private.public(function) before the loop, not in its body.")
         self._public.append(function)
@@ -248,6 +255,10 @@ class Private:
         """
         if self._part is not None:
             raise PrivetError("Call private.check outside the loop, which checks itself.")
+        if self._team.pieces:
+            raise PrivetError(
+                "private.check does not work with parameters that fully_shard has divided: the loop checks itself."
+            )
         dims = self._records.dims(batch)
         if any(dim is not None and dim < 0 for _, dim in dims):
             raise InputError("A batch whose records have different numbers of rows cannot be checked outside the loop.")
@@ -271,20 +282,36 @@ class Private:
             raise InputError("This run has no folder to save it in: give make_private(..., folder=...).")
         if self._part is not None and not self._part.last:
             raise PrivetError("A step of several physical batches can only be saved after its last one.")
-        self._team.asked(f"the checkpoint after step {self.steps_done}", self._write)
+        kept = self._gathered() if self._team.pieces else (None, None)
+        self._team.asked(f"the checkpoint after step {self.steps_done}", lambda: self._write(*kept))
 
-    def _write(self) -> None:
+    def _gathered(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The state of the run and the weights that are left in its folder, whole, in process 0.
+
+        All processes gather sharded tensors, one at a time, and the others drop them.
+        """
+        self._team.agree(f"gathering the checkpoint after step {self.steps_done}")
+
+        def gathered(leaf: Any) -> Any:
+            found = whole(leaf).cpu() if isinstance(leaf, Tensor) else leaf
+            return found if self._team.leads else None
+
+        with self.average.applied() if self.average is not None else nullcontext():
+            weights = tree_map(gathered, self.engine.model.state_dict())
+        return tree_map(gathered, state_of(self)), weights
+
+    def _write(self, state: dict[str, Any] | None, weights: dict[str, Tensor] | None) -> None:
         assert self._run_folder is not None
-        self._run_folder.save(self.steps_done, state_of(self))
+        self._run_folder.save(self.steps_done, state_of(self) if state is None else state)
         if self._own_loop and self.steps_done:
-            self._leave_description()
+            self._leave_description(weights)
 
-    def _leave_description(self) -> None:
+    def _leave_description(self, weights: dict[str, Tensor] | None) -> None:
         """Write the weights and the description of this run, from which `privet report` makes the page."""
         assert self._run_folder is not None
         folder, told = self._run_folder.path, self.description
-        with self.average.applied() if self.average is not None else nullcontext():
-            save_weights(self.engine.model, folder)
+        with self.average.applied() if weights is None and self.average is not None else nullcontext():
+            write_weights(self.engine.model.state_dict() if weights is None else weights, folder)
         facts = {
             "settings": told.settings,
             "steps": told.steps_done,
@@ -306,6 +333,11 @@ class Private:
             test: records that were not trained on: a `privet.data.Split`, or inputs and labels. Without it nothing is measured.
             about: further arguments of `privet.runs.own.report_loop`.
         """
+        if self._team.pieces:
+            raise InputError(
+                "private.report() does not work with parameters that fully_shard has divided: the weights are in the folder of "
+                "the run, and `privet report` makes the page from it."
+            )
         # Imported by name, because this package must not depend on the ones above it.
         make = import_module("privet.runs.own").report_loop
         made: Path = self._team.asked("the report", lambda: make(self, test, **about))
@@ -355,6 +387,8 @@ class Private:
             self._check_parameters()
             end = min(wanted, self._opened(wanted))
             self._wrapped.refuse_later_wrappers()
+            stack.callback(self._wrapped.scatter)
+            self._gather(f"the loop from step {self.steps_done + 1}")
             stack.enter_context(self.engine)
             stack.callback(self._forget)
             self._check_rules()
@@ -366,6 +400,7 @@ class Private:
             for part, batch in self._records.batches(self.plan, self.randomness, range(self.steps_done, end)):
                 if part.first:
                     self._check_limit(part.step.number)
+                    self._gather(f"step {part.step.number + 1}")
                     yield from self._rehearse(part.step.number)
                 self._part, self._batch, self._waiting = part, batch, set(self.optimizers)
                 if part.records:
@@ -383,6 +418,8 @@ class Private:
                 else:
                     self._check_used()
                 self._part = self._batch = None
+                if part.last:
+                    self._wrapped.scatter()
                 if part.last and tick is not None:
                     tick(lambda: self.spent().epsilon)
                 if part.last and on_step is not None:
@@ -396,6 +433,11 @@ class Private:
                         self.paying.close(ended=True)
             if end < wanted:
                 self._team.asked("the end of the budget", lambda: self._check_limit(self.steps_done))
+
+    def _gather(self, place: str) -> None:
+        self._wrapped.gather(self._team, place)
+        if self._wrapped.is_gathered:
+            self._trained = {name: p for name, p in self.engine.model.named_parameters() if p.requires_grad}
 
     def _opened(self, wanted: int) -> int:
         """The step before which process 0 says that the run has to end; the others take over what its ledger holds."""
@@ -443,14 +485,18 @@ class Private:
         )
 
     def _kept_beside_the_model(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of the optimizers and of the average, which records must not change, with names for a message."""
+        """Tensors of the optimizers and of the average, and shards, which records must not change, with names for a message."""
         for optimizer in self.optimizers:
             for state in (*optimizer.state.values(), *optimizer.param_groups):
                 yield from (
-                    (f"{key} of the optimizer", each) for key, each in state.items() if isinstance(each, Tensor)
+                    (f"{key} of the optimizer", own_part(each))
+                    for key, each in state.items()
+                    if isinstance(each, Tensor)
                 )
         if self.average is not None:
-            yield from ((f"the average of {name}", value) for name, value in self.average.values.items())
+            yield from ((f"the average of {name}", own_part(value)) for name, value in self.average.values.items())
+        for name in self._team.pieces.keys() & self._parameters.keys():
+            yield f"the shard of {name}", own_part(self._parameters[name])
 
     # --- the self-check ---------------------------------------------------------------------------------------------
 
@@ -593,9 +639,8 @@ class Private:
             if not self._team.leads:
                 self._follow_ledger(part.step.number)
             self.state = result.state
-            self._set_gradients(
-                {n: result.gradients[n] + public[n] if n in public else result.gradients[n] for n in self._parameters}
-            )
+            own = {n: as_shard(result.gradients[n], p) for n, p in self._parameters.items()}
+            self._set_gradients({n: own[n] + public[n] if n in public else own[n] for n in own})
             for optimizer in self.optimizers:
                 if isinstance(optimizer, CorrectedAdam):
                     deviations = result.deviations()
@@ -605,7 +650,7 @@ class Private:
 
     def _replicas(self, part: PhysicalBatch) -> Iterator[Tensor]:
         """Tensors that are the same in every process of the team: parameters, the state of the plan, and the batch."""
-        yield from self._parameters.values()
+        yield from self._trained.values()
         for leaf in tree_leaves((self.state.clipping, self.state.noise)):
             if isinstance(leaf, Tensor | float | int):
                 yield leaf if isinstance(leaf, Tensor) else torch.tensor(leaf)
@@ -709,10 +754,9 @@ class Private:
     def _check_parameters(self) -> None:
         """Raise unless the model and its optimizers hold exactly the parameters of the plan."""
         now = {name: p for name, p in self.engine.model.named_parameters() if p.requires_grad}
-        if now.keys() != self._parameters.keys() or any(p is not self._parameters[name] for name, p in now.items()):
-            odd = sorted(
-                name for name in now.keys() | self._parameters.keys() if now.get(name) is not self._parameters.get(name)
-            )[0]
+        known = self._trained if self._wrapped.is_gathered else self._parameters
+        if now.keys() != known.keys() or any(p is not known[name] for name, p in now.items()):
+            odd = sorted(name for name in now.keys() | known.keys() if now.get(name) is not known.get(name))[0]
             raise InputError(
                 f"'{odd}' was added, replaced, frozen or unfrozen after make_private: change the "
                 f"model first, then call make_private."

@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from privet.distributed import own_part
 from privet.errors import InputError
 from privet.gradients import Engine, PerExampleGradients
 
@@ -424,6 +425,7 @@ def _left_behind(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[
 def _print_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value if isinstance(value, (int, float, str, bool, tuple, type(None))) else None
+    value = own_part(value)
     if not value.is_floating_point():
         return (tuple(value.shape), float(value.double().sum()))
     flat = value.detach().double().flatten()

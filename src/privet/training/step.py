@@ -16,8 +16,10 @@ from privet.clipping import BoundedSum, Deviations, Released
 from privet.distributed import Team
 from privet.errors import PrivetError
 from privet.gradients import PerExampleGradients
+from privet.noise import Mechanism
 from privet.privacy import Event
 from privet.randomness import Randomness
+from privet.training.checkpoint import digest
 from privet.training.plan import Plan, PlanState
 
 Record = Callable[[Event, Mapping[str, Tensor]], None]
@@ -84,14 +86,7 @@ class Step:
                 f"In step {self.number + 1} the noise has another cost than its plan says: the event of a step must follow from "
                 f"the settings of the noise and the number of the step, not from its state."
             )
-        whole = replace(bounded, tensors=self.team.summed(bounded.tensors, f"step {self.number + 1}", replicas))
-
-        def make() -> dict[str, Tensor]:
-            made = mechanism.add(whole, self.randomness.noise)
-            record(plan.step_event(self.number), made)
-            return made
-
-        noisy = self.team.released(make, bounded.tensors)
+        noisy, bounded = self._noisy(mechanism, bounded, record, replicas)
         released = Released(noisy, expected, lambda: mechanism.deviations(bounded))
         metric = plan.clipping.metric(state.clipping)
 
@@ -104,6 +99,27 @@ class Step:
         }
         after = PlanState(plan.clipping.update(state.clipping, released), plan.noise.update(state.noise, released))
         return StepResult(gradients, after, deviations)
+
+    def _noisy(
+        self, mechanism: Mechanism, bounded: BoundedSum, record: Record, replicas: Iterable[Tensor]
+    ) -> tuple[dict[str, Tensor], BoundedSum]:
+        """The noisy sum, or this process's pieces of it, once the event is recorded; and the bounded sum, divided alike."""
+        team, event, place = self.team, self.plan.step_event(self.number), f"step {self.number + 1}"
+        if not team.pieces:
+            whole = replace(bounded, tensors=team.summed(bounded.tensors, place, replicas))
+
+            def make() -> dict[str, Tensor]:
+                made = mechanism.add(whole, self.randomness.noise)
+                record(event, made)
+                return made
+
+            return team.released(make, bounded.tensors), bounded
+        pieces = team.own_pieces(bounded.tensors)
+        own = bounded.divided(team.scattered(bounded.tensors, place, replicas), pieces)
+        with team.telling():
+            made = mechanism.add(own, self.randomness.noise)
+            sign = bytes.fromhex(digest(made))
+        return team.acknowledged(made, sign, lambda signs: record(event, signs), bounded.tensors), own
 
 
 def _times(tensor: Tensor, factor: Tensor | None) -> Tensor:

@@ -190,7 +190,7 @@ class Convolution(Use):
 
     def rounding(self, slot: str) -> Tensor | None:
         exact = slot == "bias" or self.instances is not None
-        return torch.zeros(self.records, dtype=torch.float64) if exact else None
+        return self.zeros() if exact else None
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)

@@ -110,7 +110,7 @@ class Embedding(Use):
         return {"weight": total}
 
     def rounding(self, slot: str) -> Tensor | None:
-        return torch.zeros(self.records, dtype=torch.float64)
+        return self.zeros()
 
     def drop(self, bad: Tensor) -> None:
         self.sums = torch.where(bad[self.owners].unsqueeze(1), torch.zeros_like(self.sums), self.sums)
@@ -152,8 +152,8 @@ class EmbeddingBag(Use):
             return {"weight": of_bags * (self.bag_sizes[bags] > 0)}
         vocabulary = self.slots["weight"].shape[0]
         pairs, place = (self.bag_of_token * vocabulary + self.tokens).unique(return_inverse=True)
-        counts = torch.zeros(len(pairs), dtype=torch.float64).index_add_(0, place, self._counts())
-        squares = torch.zeros(len(bags), dtype=torch.float64).index_add_(0, pairs // vocabulary, counts.square_())
+        counts = of_bags.new_zeros(len(pairs)).index_add_(0, place, self._counts())
+        squares = of_bags.new_zeros(len(bags)).index_add_(0, pairs // vocabulary, counts.square_())
         return {"weight": of_bags * squares[bags]}
 
     def _counts(self) -> Tensor:
@@ -189,6 +189,6 @@ class EmbeddingBag(Use):
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
         if self.token_weights is not None:
-            bad_bags = torch.zeros(self.bags.numel(), dtype=torch.bool)
+            bad_bags = bad.new_zeros(self.bags.numel())
             bad_bags[self.bags[bad].flatten()] = True
             self.token_weights = self.token_weights.masked_fill(bad_bags[self.bag_of_token], 0.0)

@@ -87,9 +87,10 @@ def _require_equal_rows(op: Operation, tensor: Tensor, place: Position) -> None:
                 "a tensor of parameters holds different numbers for each place in the batch, so that a record's result depends "
                 "on its place"
             )
-        direction = torch.sin(torch.arange(1, rows[0].numel() + 1, dtype=torch.float64)).view_as(rows[0])
+        device = rows[0].device
+        direction = torch.sin(torch.arange(1, rows[0].numel() + 1, dtype=torch.float64, device=device)).view_as(rows[0])
         # With weights that sum to zero, values that are the same in all rows vanish, and others do not.
-        weights = torch.cos(torch.arange(op.records, dtype=torch.float64) ** 2)
+        weights = torch.cos(torch.arange(op.records, dtype=torch.float64, device=device) ** 2)
         weights -= weights.mean()
         every = weights.view(-1, *[1] * direction.ndim) * direction
         one, differences = (
@@ -131,8 +132,8 @@ class Rows(Use):
 
     def form(self, rows: slice) -> dict[str, Tensor]:
         assert self.grad is not None
-        indices = torch.arange(self.records)[rows]
-        formed = torch.zeros(len(indices), *self.slots["parameter"].shape, dtype=self.grad.dtype)
+        indices = torch.arange(self.records, device=self.grad.device)[rows]
+        formed = self.grad.new_zeros(len(indices), *self.slots["parameter"].shape)
         for number, index in enumerate(indices):
             own = canonical(formed[number], self.stride, self.records)
             own[index] = self.grad[index]

@@ -196,7 +196,7 @@ class Linear(Use):
 
     def rounding(self, slot: str) -> Tensor | None:
         if slot == "bias" or self.x is None or self.grad is None:
-            return torch.zeros(self.records, dtype=torch.float64)
+            return self.zeros()
         lengths = (squared_norms(t.flatten(0, 1)).view(t.shape[:2]) for t in (self.x, self.grad))
         single = replace(self._rounding(), formed=self.x.dtype)
         return 2.0 * single.of_forming(torch.stack(list(lengths)).prod(0).sqrt_().sum(1))
