@@ -64,10 +64,10 @@ imports: $(STAMPS)/dev ## Imports point backwards along the data flow
 	@echo "Imports"; $(BIN)/lint-imports
 
 tests: $(STAMPS)/dev ## The tests
-	@echo "Tests"; $(BIN)/pytest -q -n 2 -m "not slow"
+	@echo "Tests"; $(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(SLOW)/.stamps/slow ## The slow tests: all traps, all audits, transformers, lightning and other large packages
-	@echo "Slow tests"; $(SLOW)/bin/pytest -q -n 2 -m slow
+	@echo "Slow tests"; $(SLOW)/bin/pytest -q -n 2 --dist worksteal -m slow
 
 bench: $(STAMPS)/dev ## The benchmarks (long; run nothing beside them)
 	@for benchmark in benchmarks/[a-z]*.py; do echo "$$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done

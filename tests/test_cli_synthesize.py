@@ -251,7 +251,7 @@ def test_the_artificial_data_can_be_attacked(run):
 def test_what_looked_at_records_is_kept_apart(run):
     folder, _ = run
     assert (folder / "internal" / "quality.md").read_text().startswith("# Internal, not for release")
-    assert (folder / "internal" / "neighbours.png").stat().st_size > 1000
+    assert (folder / "internal" / "neighbors.png").stat().st_size > 1000
     assert not (folder / "release" / "internal").exists()
 
 

@@ -74,7 +74,7 @@ def test_imports_have_few_layers_and_no_optional_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["optimis", "colour", "neighbour", "randomis", "organis", "licence", "behaviour", "centre"]
+    "word", "optimis colour neighbour randomis organis licence behaviour centre analyse cancelling".split()
 )
 def test_names_have_us_spelling(word: str) -> None:
     """In names of functions, classes and arguments; British spellings of options and old arguments are aliases by text."""

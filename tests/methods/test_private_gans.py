@@ -109,7 +109,11 @@ def test_the_published_method_uses_more_than_that():
             FrozenNoiseLayerGan(**(SMALL | {"epochs": 10.0, "steps": 400, "learning_rate": 2e-3, "averaging": 0.9})),
             30.0,
         ),
-        (Dpgan(lot=100, steps=150, turns=1, made=60, width=4, latent=4, clip=1.0, averaging=0.9), 30.0),
+        pytest.param(
+            Dpgan(lot=100, steps=150, turns=1, made=60, width=4, latent=4, clip=1.0, averaging=0.9),
+            30.0,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["noise layer", "dpgan"],
 )

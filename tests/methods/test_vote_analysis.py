@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privet.methods.voting import ORDERS, Confidence, analyse, divergences, log_upset
+from privet.methods.voting import ORDERS, Confidence, analyze, divergences, log_upset
 from privet.privacy import Ledger, NoisyTopCount, NoisyVotes
 
 from .test_voting import winner_probabilities
@@ -75,8 +75,8 @@ def test_it_bounds_the_exact_divergence_from_every_neighbour(counts, noise):
 
 def test_agreement_is_cheap_and_doubt_is_not():
     asked = torch.arange(100)
-    agreed = analyse(torch.tensor([[250, 0, 0]] * 100), asked, 20.0, None, 1e-5)
-    torn = analyse(torch.tensor([[84, 83, 83]] * 100), asked, 20.0, None, 1e-5)
+    agreed = analyze(torch.tensor([[250, 0, 0]] * 100), asked, 20.0, None, 1e-5)
+    torn = analyze(torch.tensor([[84, 83, 83]] * 100), asked, 20.0, None, 1e-5)
     ledger = Ledger()
     ledger.record(NoisyVotes(20.0) * 100)
     assert agreed.epsilon < 0.5 * torn.epsilon
@@ -85,14 +85,14 @@ def test_agreement_is_cheap_and_doubt_is_not():
 
 def test_checks_are_counted_too():
     counts, confidence = torch.tensor([[150, 50]] * 40), Confidence(150.0, 30.0)
-    without = analyse(counts, torch.arange(40), 20.0, None, 1e-5).epsilon
-    with_checks = analyse(counts, torch.arange(40), 20.0, confidence, 1e-5).epsilon
+    without = analyze(counts, torch.arange(40), 20.0, None, 1e-5).epsilon
+    with_checks = analyze(counts, torch.arange(40), 20.0, confidence, 1e-5).epsilon
     ledger = Ledger()
     ledger.record(NoisyVotes(20.0) * 40 + NoisyTopCount(30.0) * 40)
     assert without < with_checks <= ledger.spent(1e-5, "rdp").epsilon * 1.001
 
 
 def test_it_says_that_it_is_not_for_release():
-    said = str(analyse(torch.tensor([[250, 0]]), torch.arange(1), 40.0, None, 1e-5))
+    said = str(analyze(torch.tensor([[250, 0]]), torch.arange(1), 40.0, None, 1e-5))
     assert "at these records alone" in said
     assert said.endswith("internal, not for release")

@@ -35,7 +35,7 @@ def test_the_grid_is_large_and_wide():
         assert max(row[key] for row in GRID) == high
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", [pytest.param(n, marks=[pytest.mark.slow] * (n % 2)) for n in range(8)])
 def test_within_a_thousandth_of_the_oracle_and_never_below_it_by_more_than_its_error(part):
     wrong = []
     for row in GRID[part::8]:

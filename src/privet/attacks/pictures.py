@@ -82,9 +82,9 @@ def write_internal(folder: Path, target: Target, measured: Mapping[str, str]) ->
     draw_distances(internal / "distances.png", *near)
     lines += ["", "![Distances](distances.png)"]
     if rows.ndim == 4:
-        draw_neighbors(internal / "neighbours.png", rows, target.members.tensors[0], target.others.tensors[0])
+        draw_neighbors(internal / "neighbors.png", rows, target.members.tensors[0], target.others.tensors[0])
         lines += ["", "Synthetic examples, the nearest training record, the nearest held-out record:", ""]
-        lines += ["![Nearest records](neighbours.png)"]
+        lines += ["![Nearest records](neighbors.png)"]
     write_whole(internal / "quality.md", ("\n".join(lines) + "\n").encode(), mode=0o600)
     return internal
 

@@ -185,7 +185,7 @@ def one(length: float = LOUD, place: int = 0, width: int = 4) -> Tensor:
     return length * F.one_hot(torch.tensor(place), width).float()
 
 
-def cancelling(positions: int = 16, width: int = 64) -> Tensor:
+def canceling(positions: int = 16, width: int = 64) -> Tensor:
     """Near-constant inputs, then output gradients that cancel: the norm is a small difference of large numbers.
 
     Of fifty such records, the one with the lowest squared norm by Gram matrices in float32.
@@ -663,7 +663,7 @@ def _train_mode(model: nn.Module, optimizer: Optimizer, step: int) -> None:
 
 def model_stations() -> tuple[Station, ...]:
     """Models, losses and loops that a user may write: a sound library handles them correctly or refuses them."""
-    cancels = cancelling()
+    cancels = canceling()
     width = cancels.shape[1] // 2
     counted = torch.zeros(1, 8, 5)
     counted[:, 0] = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0])

@@ -188,7 +188,7 @@ def answer(
         left = budget.after(ledger, fixed_beforehand=True)
         sigma = left.least(NoisyVotes, math.sqrt(2), "noise of the votes") * math.sqrt(len(asked))
         labels = noisy_counts(counts()[asked], sigma, ledger, randomness.noise).argmax(1)
-        internal = analyse(counts(), asked, sigma, confidence, budget.delta)
+        internal = analyze(counts(), asked, sigma, confidence, budget.delta)
         return {"labels": labels, "noise": sigma, "internal": [internal.epsilon, internal.delta]}
 
     asked = torch.arange(queries)
@@ -422,7 +422,7 @@ class DataDependent:
         )
 
 
-def analyse(counts: Tensor, asked: Tensor, noise: float, confidence: Confidence | None, delta: float) -> DataDependent:
+def analyze(counts: Tensor, asked: Tensor, noise: float, confidence: Confidence | None, delta: float) -> DataDependent:
     """The data-dependent epsilon of the winners at `asked`, and of the checks at every query where there were any."""
     from dp_accounting.rdp import rdp_privacy_accountant
 
