@@ -13,7 +13,9 @@ Needs `pip install privet[transformers] peft`; the texts come from package regis
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import platform
 import shutil
 import time
 from pathlib import Path
@@ -48,6 +50,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=128, help="expected size of a private batch")
     parser.add_argument("--public-steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/lora-gpt2"))
+    parser.add_argument("--table", type=Path, default=None, help="write the table to TABLE.md and TABLE.json")
     return parser.parse_args()
 
 
@@ -110,22 +113,24 @@ def main() -> None:
     base = GPT2LMHeadModel(
         GPT2Config(vocab_size=len(tokenizer), n_positions=LENGTH, n_embd=128, n_layer=2, n_head=4, **ends)
     )
-    rows: list[tuple[str, str, float, float]] = []
+    rows: list[dict[str, Any]] = []
 
-    def measured(name: str, trainer: Trainer, epsilon: str, begun: float) -> None:
-        seconds = time.time() - begun
-        rows.append((name, epsilon, perplexity(trainer.model, test, collator), seconds))
+    def measured(name: str, trainer: Trainer, begun: tuple[float, float], epsilon: float | None) -> None:
+        times = {"cpu_seconds": time.process_time() - begun[0], "seconds": time.perf_counter() - begun[1]}
+        rows.append(
+            {"trained": name, "epsilon": epsilon, "perplexity": perplexity(trainer.model, test, collator), **times}
+        )
 
-    begun = time.time()
+    begun = now()
     plain = {"eval_dataset": test, "data_collator": collator}
     speeches = records(tokenizer, public)
     trainer = Trainer(
         base, arguments(given.out / "public", given.public_steps, 64, 3e-3), train_dataset=speeches, **plain
     )
     trainer.train()
-    measured("public speeches only", trainer, "0", begun)
+    measured("public speeches only", trainer, begun, 0.0)
 
-    begun, folder = time.time(), given.out / "private"
+    begun, folder = now(), given.out / "private"
     shutil.rmtree(folder, ignore_errors=True)  # an example starts anew; a run of yours keeps its books
     model = adapted(base)
     trainer = PrivateTrainer(
@@ -133,24 +138,59 @@ def main() -> None:
         privacy=PrivacyArguments(epsilon=given.epsilon, delta=given.delta, clipping_norm=0.5),
     )  # fmt: skip
     trainer.train()
-    measured("LoRA, private", trainer, f"{trainer.spent().epsilon:.2f}", begun)
+    measured("LoRA, private", trainer, begun, trainer.spent().epsilon)
     trainer.save_model()
     tokenizer.save_pretrained(folder)
     trainer.create_model_card(dataset="text messages")
     statement = trainer.spent()
 
-    begun = time.time()
+    begun = now()
     same = arguments(given.out / "exact", given.steps, given.batch_size, 1e-2)
     trainer = Trainer(adapted(base), same, train_dataset=train, data_collator=collator)
     trainer.train()
-    measured("LoRA, without privacy", trainer, "none", begun)
+    measured("LoRA, without privacy", trainer, begun, None)
 
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    print(f"\n{statement}\n{trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters are trained\n")
-    print("| trained on | epsilon | perplexity on new messages | seconds |\n|---|---|---|---|")
-    for name, epsilon, measure, seconds in rows:
-        print(f"| {name} | {epsilon} | {measure:.1f} | {seconds:.0f} |")
-    print(f"\nThe adapters, the card and the books are in {folder}.")
+    facts = {
+        "asked": given.epsilon,
+        "statement": str(statement),
+        "training_messages": len(train),
+        "test_messages": len(test),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": given.steps,
+        "batch_size": given.batch_size,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "rows": rows,
+    }
+    print(page(facts))
+    print(f"The adapters, the card and the books are in {folder}.")
+    if given.table is not None:
+        given.table.parent.mkdir(parents=True, exist_ok=True)
+        given.table.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+        given.table.with_suffix(".md").write_text(page(facts))
+
+
+def now() -> tuple[float, float]:
+    return time.process_time(), time.perf_counter()
+
+
+def page(facts: dict[str, Any]) -> str:
+    lines = [
+        "# Text messages, with LoRA on a small GPT-2",
+        "",
+        f"`python examples/lora_gpt2.py --epsilon {facts['asked']:g}`: {facts['training_messages']:,} messages to train on, "
+        f"{facts['test_messages']:,} to measure on; {facts['trained_parameters']:,} of {facts['parameters']:,} parameters are "
+        f"trained; {facts['steps']} private steps of {facts['batch_size']} messages; {facts['machine']}.",
+        "",
+        f"The private adapters: {facts['statement']}.",
+        "",
+        "| trained on | epsilon | perplexity on new messages | CPU seconds |",
+        "|---|---|---|---|",
+    ]
+    for row in facts["rows"]:
+        epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:.2f}" if row["epsilon"] else "0"
+        lines.append(f"| {row['trained']} | {epsilon} | {row['perplexity']:.1f} | {row['cpu_seconds']:.0f} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -94,18 +96,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "bin"
 
 
-@pytest.mark.parametrize(
-    ("words", "printed"),
-    [
-        ("--version", "privet "),
-        ("methods", "dpsgd"),
-        ("recipes", "mnist-scattering"),
-        ("attacks", "rmia"),
-        ("data list", "sms-spam"),
-        ("account --examples 1000 --batch-size 100 --noise 1.1 --steps 50 --delta 1e-4 --explain", "epsilon"),
-        ("reproduce --help", "reproduce"),
-    ],
-)
+VERBS = [
+    ("--version", "privet "),
+    ("methods", "dpsgd"),
+    ("recipes", "mnist-scattering"),
+    ("attacks", "rmia"),
+    ("data list", "sms-spam"),
+    ("account --examples 1000 --batch-size 100 --noise 1.1 --steps 50 --delta 1e-4 --explain", "epsilon"),
+    ("reproduce --help", "reproduce"),
+]
+
+
+@pytest.mark.parametrize(("words", "printed"), VERBS)
 def test_a_verb_runs_from_the_wheel(installed: Path, tmp_path: Path, words: str, printed: str) -> None:
     assert printed in run(installed / "privet", *words.split(), cwd=tmp_path, PRIVET_DATA=str(tmp_path))
 
@@ -118,3 +120,45 @@ def test_a_model_is_trained_reported_and_attacked_from_the_wheel(installed: Path
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"CARD.md", "report.html", "model.safetensors", "model.py"} <= names
     assert (tmp_path / "run" / "report.html").stat().st_size > 50_000  # its templates and styles are in the wheel
+
+
+def python_of(version: str) -> str:
+    """The program of a version of Python, on the path or where pyenv keeps it; empty if this machine has none."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for found in (shutil.which(f"python{version}"), *sorted(map(str, kept.glob(f"{version}.*/bin/python")))):
+        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return found
+    return ""
+
+
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_pip_installs_the_wheel_with_its_dependencies_into_an_empty_environment(
+    wheel: Path, tmp_path: Path, version: str
+) -> None:
+    """On every version of Python that pyproject.toml names. It downloads PyTorch for each of them."""
+    python = python_of(version)
+    if not python:
+        pytest.skip(f"Python {version} is not installed on this machine: nothing was tried on it")
+    place = tmp_path / "environment"
+    run(python, "-m", "venv", place, cwd=tmp_path)
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (torch,) = (each for each in wanted if each.startswith("torch"))
+    # torch first and alone, as in the Makefile: otherwise pip may take a build for graphics cards.
+    for package in (torch, wheel):
+        run(place / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", package, cwd=tmp_path)
+    program = place / "bin" / "privet"
+    for words, printed in VERBS:
+        assert printed in run(program, *words.split(), cwd=tmp_path, PRIVET_DATA=str(tmp_path))
+    for words in ("train --data digits --recipe digits-linear --epsilon 3 --out run", "report run"):
+        run(program, *words.split(), cwd=tmp_path)
+    assert (tmp_path / "run" / "report.html").stat().st_size > 50_000
+    shutil.rmtree(place)
+
+
+def test_every_version_of_python_that_is_named_is_tried() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    found = {each.rpartition(" :: ")[2] for each in named if each.startswith("Programming Language :: Python :: 3.")}
+    assert found == set(PYTHONS)

@@ -304,10 +304,12 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     split = Split(torch.from_numpy(encode_texts(texts, 64)), torch.zeros(len(texts), dtype=torch.long))
     monkeypatch.setattr(privet.data, "load", lambda name: Named(name, ("texts",), {"train": split}))
     out = tmp_path / "out"
-    short = ["--steps", "1", "--public-steps", "1", "--batch-size", "16"]
+    short = ["--steps", "1", "--public-steps", "1", "--batch-size", "16", "--table", str(tmp_path / "table")]
     monkeypatch.setattr("sys.argv", ["lora_gpt2.py", "--out", str(out), *short])
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "lora_gpt2.py"), run_name="__main__")
     assert "| LoRA, private | 8.00 |" in capsys.readouterr().out
+    assert "| LoRA, without privacy | none |" in (tmp_path / "table.md").read_text()
+    assert [row["epsilon"] for row in json.loads((tmp_path / "table.json").read_text())["rows"]][::2] == [0.0, None]
     assert "library_name: peft" in (out / "private" / "README.md").read_text()
 
 

@@ -662,7 +662,8 @@ class Engine:
                 where = f"{name}.{key}" if name else key
                 raise UnsupportedModelError(
                     f"The buffer '{where}' was changed while a private batch was out, outside the clipped gradient. Keep "
-                    f"statistics of records out of the model; change buffers inside private.paused()."
+                    f"statistics of records out of the model, put the module that changes the buffer in eval mode (spectral "
+                    f"normalization, for instance), or change it inside private.paused()."
                 )
         for (name, _), before, now in zip(self._all_modules, self._entries, self._held(), strict=True):
             if any(len(a) != len(b) or any(map(is_not, a, b)) for a, b in zip(before, now, strict=True)):

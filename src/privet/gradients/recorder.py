@@ -510,11 +510,14 @@ class Recorder(Marking, TorchFunctionMode):
         assert current is not None
         current.read = True
         if not current.escaped and not current.trusting:
-            current.escaped = (
-                VALIDATED
-                if is_called_by("torch.distributions")
-                else f"`{name.strip('_')}` reads a value of the records{self._where()}, and the loss is computed after it"
-            )
+            after = f"{self._where()}, and the loss is computed after it"
+            if is_called_by("torch.distributions"):
+                current.escaped = VALIDATED
+            elif name == "untyped_storage" and is_called_by("torch."):  # torch.save, torch.load and copy.deepcopy
+                what = "a tensor of the records, the optimizer or a file is saved, loaded or copied"
+                current.escaped = f"{what}{after}: do that after optimizer.step()"
+            else:
+                current.escaped = f"`{name.strip('_')}` reads a value of the records{after}"
             if self.repeating:
                 raise self.refusal(current.escaped)
 
@@ -541,7 +544,8 @@ class Recorder(Marking, TorchFunctionMode):
             name = next(name for tensor, _ in known if self.tracks(tensor) for name in self.sources(tensor))
             raise UnsupportedModelError(
                 f"Parameter '{name}' is used in the loss after the records were joined, so that its gradient belongs to no "
-                f"record. For a penalty use the optimizer's weight_decay, or private.public(function)."
+                f"record. For a penalty use the optimizer's weight_decay, or private.public(function). If it weighs a loss, "
+                f"multiply the loss of each record by it, before the mean."
             )
 
 
