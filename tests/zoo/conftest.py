@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.zoo.harness import freeze
+
 
 @pytest.fixture(autouse=True, scope="package")
 def _frozen() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()
+    freeze()
     yield
     gc.unfreeze()

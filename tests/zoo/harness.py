@@ -11,6 +11,8 @@ Only the public interface is used, and only `start`, `step_on` and `add_public` 
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import inspect
 import math
 import warnings
@@ -251,6 +253,19 @@ def add_public_now(run: Run) -> None:
     if run.trap.public is not None and not _registers_public(run):
         with run.private.public():
             run.trap.public(run.model).backward()
+
+
+def freeze() -> None:
+    """Keep everything that exists out of later garbage collections, because there are thousands of short runs.
+
+    A run looks for the tensors that exist before its first batch among the objects that are not frozen, so tensors stay.
+    """
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    gc.freeze()
+    for tensor in tensors:
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(tensor))
+        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(tensor))
 
 
 # --- running -------------------------------------------------------------------------------------------------------------
