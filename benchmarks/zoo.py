@@ -132,7 +132,13 @@ def measured(trap: Trap, isolation: str | None, earlier: Row | None = None) -> R
     if earlier is not None:
         said = (earlier.opacus, earlier.opacus_change, earlier.opacus_reason)
         return Row(
-            trap.kind, trap.name, ours.outcome in trap.allowed, ours.outcome.value, _number(ours.change), ours.reason, *said
+            trap.kind,
+            trap.name,
+            ours.outcome in trap.allowed,
+            ours.outcome.value,
+            _number(ours.change),
+            ours.reason,
+            *said,
         )
     runs = trap.loss is not None and trap.body in (classic, with_vector) and trap.steps == 1
     theirs = opacus(trap) if runs and trap.alone is None and trap.wrap is None and trap.public is None else None
@@ -191,7 +197,9 @@ def _kept(path: Path, versions: str) -> dict[tuple[str, str], Row]:
 
 def _write(rows: list[Row], path: Path, versions: str, isolation: str | None) -> str:
     how = f"isolation={isolation}" if isolation else "default settings"
-    text = page(rows, f"# The zoo\n\n{versions}, {how}. `python benchmarks/zoo.py` writes this page. (!): must be otherwise.")
+    text = page(
+        rows, f"# The zoo\n\n{versions}, {how}. `python benchmarks/zoo.py` writes this page. (!): must be otherwise."
+    )
     path.with_suffix(".md").write_text(text)
     record = {"versions": versions, "isolation": isolation, "traps": [row.__dict__ for row in rows]}
     path.write_text(json.dumps(record, indent=1) + "\n")
@@ -200,7 +208,7 @@ def _write(rows: list[Row], path: Path, versions: str, isolation: str | None) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="", help="Only kinds that contain one of these texts, with commas; other results are kept.")
+    parser.add_argument("--only", default="", help="Only kinds with one of these texts (commas between).")
     parser.add_argument("--isolation", default=None, help="follow, each or assume; this version's default without it.")
     parser.add_argument("--keep-opacus", action="store_true", help="Keep what the file says of Opacus.")
     arguments = parser.parse_args()

@@ -115,7 +115,9 @@ def _lstm_cell(h: Tensor) -> Tensor:
 
 def _gru(h: Tensor) -> Tensor:
     weights = [_WEIGHT[: 3 * WIDTH], _WEIGHT[: 3 * WIDTH]]
-    out: Tensor = torch.gru(_TABLE[: len(h)].unsqueeze(0), h.unsqueeze(0), weights, False, 1, 0.0, False, False, False)[0]
+    out: Tensor = torch.gru(_TABLE[: len(h)].unsqueeze(0), h.unsqueeze(0), weights, False, 1, 0.0, False, False, False)[
+        0
+    ]
     return out[0]
 
 

@@ -629,8 +629,9 @@ def _before(written: Tensor, mark: Mark | None) -> Tensor:
 def _is_alike_for_rows(args: tuple[Any, ...]) -> bool:
     """Whether ``x[:, 0] = 1.0`` writes one number into the same places of all rows."""
     _, index, value = args
-    places = index[1:] if isinstance(index, tuple) and index[:1] == (slice(None),) else (None,)
-    return isinstance(value, (bool, int, float)) and all(isinstance(i, (int, slice)) for i in places)
+    if not isinstance(index, tuple) or not all(isinstance(i, (int, slice)) for i in index):
+        return False
+    return index[0] == slice(None) and isinstance(value, (bool, int, float))
 
 
 def _only_repeats_single(source: Tensor, out: Tensor) -> bool:
