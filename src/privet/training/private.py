@@ -649,18 +649,17 @@ class Private:
             return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        complete = self._part is not None and self._part.last and not self._waiting
+        done = complete and self._rehearsal is None and not self._paused
+        if done and self.average is not None:
+            self.engine.set_quiet(True)  # it uses the parameters alone
+            self.average.update()
         self.engine.set_quiet(False)
         self.engine.copy_exposed()
+        if done and self.scheduler is not None:
+            self.scheduler.step()
         if not self._waiting:
             self.engine.refuse_later_writes()
-        if self._rehearsal is not None:
-            return
-        if self._paused or self._waiting or self._part is None or not self._part.last:
-            return
-        if self.average is not None:
-            self.average.update()
-        if self.scheduler is not None:
-            self.scheduler.step()
 
     def _record(self, event: Event, released: Mapping[str, Tensor]) -> None:
         if self._run_folder is not None:
