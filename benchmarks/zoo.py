@@ -219,8 +219,9 @@ def main() -> None:
     path = RESULTS / ("zoo.json" if arguments.isolation is None else f"zoo-{arguments.isolation}.json")
     earlier = _kept(path, versions)
     wanted = [trap for trap in TRAPS if any(text in trap.kind for text in arguments.only.split(","))]
+    text = ""
     for kind in dict.fromkeys(trap.kind for trap in wanted):
-        fresh_rows = {}
+        fresh_rows: dict[tuple[str, str], Row] = {}
         for trap in (trap for trap in wanted if trap.kind == kind):
             known = earlier.get((trap.kind, trap.name)) if arguments.keep_opacus else None
             row = fresh_rows[trap.kind, trap.name] = measured(trap, arguments.isolation, known)

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 from privet.errors import InputError
 from privet.privacy.guarantees import Proved
 from privet.training import Average, Performance, make_private
+from privet.training.rehearsal import Isolation
 from tests.training.conftest import flat, make, run
 
 
@@ -58,7 +59,7 @@ def test_impossible_decays_are_refused(decay: float) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["follow", "each"])
-def test_a_loss_may_be_read_for_a_log_before_the_step(isolation: str) -> None:
+def test_a_loss_may_be_read_for_a_log_before_the_step(isolation: Isolation) -> None:
     torch.manual_seed(0)
     model, data = nn.Linear(3, 2), TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
