@@ -4,15 +4,15 @@ Both are measured the same way: the clipped sum on all records, and on all recor
 a proof needs at most 1 (2 where a record is replaced). Opacus runs as GradSampleModule with hooks and flat clipping, without its
 optimizer: traps that are about the loop have no entry for it.
 
-    PYTHONPATH=. python benchmarks/zoo.py [--only loss] [--isolation follow]
+    PYTHONPATH=. python benchmarks/zoo.py [--only loss] [--isolation follow] [--keep-opacus]
 
-It writes benchmarks/results/zoo.json and zoo.md.
+It writes benchmarks/results/zoo.json and zoo.md. With ``--only`` it measures the traps of some kinds anew, and keeps the other
+results of the file; with ``--keep-opacus`` it keeps what the file says of Opacus.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.metadata
 import json
 import math
@@ -36,6 +36,7 @@ from tests.zoo.harness import (
     Verdict,
     classic,
     clipped_sum,
+    freeze,
     fresh,
     judge,
     norm_of,
@@ -125,8 +126,20 @@ def opacus(trap: Trap) -> Verdict:
     return Verdict(Outcome.RIGHT, "", change)
 
 
-def measured(trap: Trap, isolation: str | None) -> Row:
+def measured(trap: Trap, isolation: str | None, earlier: Row | None = None) -> Row:
+    """The row of a trap; what an earlier one says of Opacus is kept."""
     ours = judge(trap, isolation)
+    if earlier is not None:
+        said = (earlier.opacus, earlier.opacus_change, earlier.opacus_reason)
+        return Row(
+            trap.kind,
+            trap.name,
+            ours.outcome in trap.allowed,
+            ours.outcome.value,
+            _number(ours.change),
+            ours.reason,
+            *said,
+        )
     runs = trap.loss is not None and trap.body in (classic, with_vector) and trap.steps == 1
     theirs = opacus(trap) if runs and trap.alone is None and trap.wrap is None and trap.public is None else None
     return Row(
@@ -174,33 +187,50 @@ def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="", help="Only kinds that contain this text; nothing is written.")
-    parser.add_argument("--isolation", default=None, help="follow, each or assume; this version's default without it.")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    gc.collect()
-    gc.freeze()  # there are thousands of short runs, and what was imported stays
-    rows = []
-    for trap in TRAPS:
-        if arguments.only in trap.kind:
-            rows.append(measured(trap, arguments.isolation))
-            if not rows[-1].passed:
-                print(f"{trap}: {rows[-1].privet}: {rows[-1].privet_reason}")
-    versions = f"Privet {privet.__version__}, Opacus {importlib.metadata.version('opacus')}, torch {torch.__version__}"
-    how = f"isolation={arguments.isolation}" if arguments.isolation else "default settings"
+def _kept(path: Path, versions: str) -> dict[tuple[str, str], Row]:
+    """The rows of an earlier run with the same versions, by kind and name."""
+    record = json.loads(path.read_text()) if path.exists() else {}
+    if record.get("versions") != versions:
+        return {}
+    return {(row["kind"], row["name"]): Row(**row) for row in record["traps"]}
+
+
+def _write(rows: list[Row], path: Path, versions: str, isolation: str | None) -> str:
+    how = f"isolation={isolation}" if isolation else "default settings"
     text = page(
         rows, f"# The zoo\n\n{versions}, {how}. `python benchmarks/zoo.py` writes this page. (!): must be otherwise."
     )
-    if arguments.only:
-        print(text)
-        return
-    name = "zoo" if arguments.isolation is None else f"zoo-{arguments.isolation}"
-    (RESULTS / f"{name}.md").write_text(text)
-    record = {"versions": versions, "isolation": arguments.isolation, "traps": [row.__dict__ for row in rows]}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    path.with_suffix(".md").write_text(text)
+    record = {"versions": versions, "isolation": isolation, "traps": [row.__dict__ for row in rows]}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="Only kinds with one of these texts (commas between).")
+    parser.add_argument("--isolation", default=None, help="follow, each or assume; this version's default without it.")
+    parser.add_argument("--keep-opacus", action="store_true", help="Keep what the file says of Opacus.")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    freeze()
+    versions = f"Privet {privet.__version__}, Opacus {importlib.metadata.version('opacus')}, torch {torch.__version__}"
+    path = RESULTS / ("zoo.json" if arguments.isolation is None else f"zoo-{arguments.isolation}.json")
+    earlier = _kept(path, versions)
+    wanted = [trap for trap in TRAPS if any(text in trap.kind for text in arguments.only.split(","))]
+    text = ""
+    for kind in dict.fromkeys(trap.kind for trap in wanted):
+        fresh_rows: dict[tuple[str, str], Row] = {}
+        for trap in (trap for trap in wanted if trap.kind == kind):
+            known = earlier.get((trap.kind, trap.name)) if arguments.keep_opacus else None
+            row = fresh_rows[trap.kind, trap.name] = measured(trap, arguments.isolation, known)
+            if not row.passed:
+                print(f"{trap}: {row.privet}: {row.privet_reason}", flush=True)
+        rows = {**_kept(path, versions), **fresh_rows}
+        ordered = [rows[trap.kind, trap.name] for trap in TRAPS if (trap.kind, trap.name) in rows]
+        text = _write(ordered, path, versions, arguments.isolation)
+        print(f"{kind}: {len(fresh_rows)} traps", flush=True)
     print(text.split("\n| kind | trap |")[0])
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from privet.errors import InputError
-from privet.training import Average, Performance
+from privet.privacy.guarantees import Proved
+from privet.training import Average, Performance, make_private
+from privet.training.rehearsal import Isolation
 from tests.training.conftest import flat, make, run
 
 
@@ -53,3 +56,30 @@ def test_it_costs_nothing_and_changes_no_step() -> None:
 def test_impossible_decays_are_refused(decay: float) -> None:
     with pytest.raises(InputError, match="decay"):
         Average(nn.Linear(1, 1), decay)
+
+
+@pytest.mark.parametrize("isolation", ["follow", "each"])
+def test_a_loss_may_be_read_for_a_log_before_the_step(isolation: Isolation) -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 2), TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(
+        model,
+        optimizer,
+        data,
+        batch_size=4,
+        steps=2,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        max_grad_norm=1.0,
+        average=0.9,
+        isolation=isolation,
+    )
+    log = []
+    for x, y in private.batches():
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        log.append(loss.item())
+        optimizer.step()
+    assert log and private.average is not None and private.average.updates == 2
+    assert isinstance(private.spent().guarantee, Proved)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from privet.errors import PrivetError
 from privet.privacy.guarantees import Assumed, Proved
+from privet.training.rehearsal import Surroundings
 from tests.zoo import harness
-from tests.zoo.harness import SOUND, Batch, Outcome, Run, Trap, clipped_sum, judge
+from tests.zoo.harness import SOUND, Batch, Outcome, Run, Trap, clipped_sum, freeze, judge
 from tests.zoo.parts import cross_entropy, perceptron, rows
 
 
@@ -123,3 +124,10 @@ def test_the_naive_engine_is_right_where_nothing_is_mixed() -> None:
 def test_the_oracle_skips_records_that_are_not_finite() -> None:
     row: Tensor = torch.tensor([3.0, 4.0])
     assert torch.allclose(clipped_sum([row, row * float("nan")], 1.0), row / 5)
+
+
+def test_runs_of_a_frozen_zoo_find_their_constants() -> None:
+    """Otherwise every trap with a constant would be refused for that reason alone."""
+    constant = torch.zeros(3)
+    freeze()
+    assert any(tensor is constant for tensor in Surroundings.now(()).tensors)

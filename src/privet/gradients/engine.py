@@ -258,7 +258,7 @@ class Engine:
             self._stop()
         else:
             # The loop's body may go on using the batch, but must not write records into the model.
-            self._recorder.current = replace(finished, alone=True)
+            self._recorder.current = replace(finished, alone=True, over=True)
             self.divisors = tuple(finished.divisors)
         finished.closed = True
         self._doubts = tuple(finished.doubts)
@@ -383,6 +383,12 @@ class Engine:
             self._stop()
         elif self._strict:
             self._listen()
+
+    def refuse_later_writes(self) -> None:
+        """From now on, a body that has read values of the records must not write into the model or its optimizers."""
+        current = self._recorder.current
+        if current is not None and current.over and current.read and not current.escaped:
+            current.escaped = "the body has read a value of the records, and a write comes after it"
 
     size_divisors: frozenset[float] = frozenset()
     """Divisors that are proportional to the number of records, divided by it: a sum that is divided by one of them is a mean.

@@ -377,6 +377,13 @@ class Knowledge:
                 f"of the model, or put the module that keeps them in eval mode"
             )
 
+    def _guard_again(self, tensor: Tensor) -> None:
+        """Guard the new memory of a tensor whose ``data`` was replaced."""
+        name = next((self._guarded[memory] for memory, owner in self._owners.items() if owner is tensor), None)
+        if name is not None and tensor.layout is torch.strided:
+            memory = tensor.untyped_storage()._cdata
+            self._guarded[memory], self._owners[memory] = name, tensor
+
     def _expose(self, tensor: Tensor) -> None:
         """Note that the memory of a tensor was shown to others than torch, who can write into it without being seen."""
         memory = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None

@@ -34,6 +34,7 @@ from privet.gradients.marks import (
     Position,
     mark_of,
     position,
+    random_mark,
     set_mark,
     stride_at,
 )
@@ -153,7 +154,7 @@ class Marking(Knowledge):
         """Why a constant with a row for each place in the batch makes results depend on the place; empty if it does not."""
         if self.current_trusts() or self.tracks(tensor) or not tensor.stride(at.dim):
             return ""
-        if (noted := mark_of(tensor)) is RANDOM or (noted is RANDOM_ROWS and at.dim == 0):
+        if (noted := self.random_mark(tensor)) is RANDOM or (noted is RANDOM_ROWS and at.dim == 0):
             return ""
         if tensor.shape[at.dim] % (at.outer * at.inner) or _same_for_all(tensor, at):
             return ""
@@ -162,16 +163,30 @@ class Marking(Knowledge):
             f"its place"
         )
 
+    def random_mark(self, tensor: Tensor) -> Mark | None:
+        """The random mark of a tensor. Writes through ``.data`` and NumPy are not counted, and may come at any time."""
+        mark = random_mark(tensor)
+        if mark is None or self.current is None or not self.current.aliased:
+            return mark
+        return None if tensor.untyped_storage()._cdata in self.current.aliased else mark
+
     def _mark_of_constant(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Tensor
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: list[tuple[Tensor, Mark | None]],
+        out: Tensor,
     ) -> Mark:
-        """The mark of a tensor that depends on no record: whether its numbers are random and independent of their places."""
+        """The mark of a tensor that depends on no record: whether its numbers are random and independent of their places.
+        The arguments are given with their random marks before the operation.
+        """
         if name in DRAWING:
             return RANDOM
-        given = [tensor for tensor in tensors[name == "bernoulli_" :] if tensor.numel() > 1]
+        known = [(tensor, mark) for tensor, mark in known[name == "bernoulli_" :] if tensor.numel() > 1]
+        given, noted = [tensor for tensor, _ in known], {mark for _, mark in known}
         if name in DRAWING_FROM:
-            return RANDOM if all(mark_of(t) is RANDOM or _all_equal(t) for t in given) else FREE
-        noted = {mark_of(tensor) for tensor in given}
+            return RANDOM if all(mark is RANDOM or _all_equal(t) for t, mark in known) else FREE
         if not given or not noted <= {RANDOM, RANDOM_ROWS}:
             return FREE
         if is_entrywise(name) or (RANDOM_ROWS not in noted and is_rearranging(name)):

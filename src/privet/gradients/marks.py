@@ -152,8 +152,17 @@ def mark_of(tensor: Tensor) -> Mark | None:
 
 def set_mark(tensor: Tensor, mark: Mark) -> None:
     setattr(tensor, _MARK, mark)
-    if tensor.is_complex():
+    if mark is RANDOM or mark is RANDOM_ROWS or tensor.is_complex():
         note_version(tensor)
+
+
+def random_mark(tensor: Tensor) -> Mark | None:
+    """`RANDOM` or `RANDOM_ROWS`, if nothing was written into the tensor, under any name of its memory, since it was marked so."""
+    mark = mark_of(tensor)
+    if mark is not RANDOM and mark is not RANDOM_ROWS:
+        return None
+    kept = not tensor.is_inference() and getattr(tensor, _VERSION, None) == tensor._version
+    return mark if kept else None
 
 
 _VERSION = "_privet_version"
@@ -217,6 +226,8 @@ class Pass:
     """Memory in which a write may have mixed records, and why."""
     copied: list[Any] = field(default_factory=list)
     """Nodes of the autograd graph that followed writes into parts of tensors have made."""
+    over: bool = False
+    """Whether its gradients were taken. The loop's body may go on using the batch."""
     read: bool = False
     """Whether the body of the loop has read a value of the records, before or after the loss."""
     doubts: dict[str, None] = field(default_factory=dict)

@@ -26,7 +26,6 @@ from privet.gradients.knowledge import RAGGED, UnsupportedModelError, is_called_
 from privet.gradients.marking import Marking
 from privet.gradients.marks import (
     FREE,
-    RANDOM,
     RANDOM_ROWS,
     STARTS,
     UNKNOWN,
@@ -34,6 +33,7 @@ from privet.gradients.marks import (
     Pass,
     mark_of,
     note_version,
+    random_mark,
     set_mark,
 )
 from privet.gradients.operation import REFUSED, RULES, Operation, Receive, copies, tap
@@ -62,6 +62,7 @@ from privet.gradients.vocabulary import (
     SIZES,
     TAKEN_APART,
     UNINITIALIZED,
+    is_collective,
     is_dispatching,
     is_from_outside,
     is_plain,
@@ -269,6 +270,8 @@ class Recorder(Marking, TorchFunctionMode):
             return func(*args, **kwargs)
         if types and not all(map(is_plain, types)):
             return self._as_its_class_does(func, types, args, kwargs)
+        if is_collective(func):
+            return self._sent(name, func, args, kwargs)
         if self.still and isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.generators.setdefault(id(generator), (generator, generator.get_state()))
         tensors = tensors_in((args, kwargs) if kwargs else args)
@@ -400,6 +403,13 @@ class Recorder(Marking, TorchFunctionMode):
             set_mark(tensor, current.unknown(RAGGED))
         return out
 
+    def _sent(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A communication with other processes, which have other records: whatever it reads or writes is unknown afterwards."""
+        out = func(*args, **kwargs)
+        for tensor in tensors_in((args, kwargs, out)):
+            self._note_hidden_writing(name, tensor)
+        return out
+
     def _as_its_class_does(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -437,7 +447,12 @@ class Recorder(Marking, TorchFunctionMode):
             self.current.aliased.add(tensors[0].untyped_storage()._cdata)
         if name in EXPOSING and tensors:
             self._expose(tensors[0])
+            if random_mark(tensors[0]) is not None:
+                self.current.aliased.add(tensors[0].untyped_storage()._cdata)
+        known = [(tensor, self.random_mark(tensor)) for tensor in tensors]
         out = func(*args, **kwargs)
+        if name == "data_":
+            self._guard_again(args[0])
         if self._exposed:
             changed = written_by(name, func, args, kwargs)
             if changed is not None and changed.untyped_storage()._cdata in self._exposed:
@@ -462,7 +477,9 @@ class Recorder(Marking, TorchFunctionMode):
                 if tensor.is_complex():
                     note_version(tensor)
                 if id(tensor) not in self._names and not self._is_constant(tensor):
-                    set_mark(tensor, self._mark_of_constant(name, args, kwargs, tensors, tensor))
+                    set_mark(tensor, self._mark_of_constant(name, args, kwargs, known, tensor))
+            if name == "__setitem__" and known[0][1] is not None and _is_alike_for_rows(args):
+                set_mark(args[0], RANDOM_ROWS)
         return out
 
     def _holds_records(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -492,6 +509,8 @@ class Recorder(Marking, TorchFunctionMode):
         assert self.current is not None
         if self.current.alone:
             self.current.read = self.current.read or name in ESCAPES
+            if self.current.over and name in ESCAPES:
+                self._note_escape(name)
             return func(*args, **kwargs)
         if name == "__bool__" and (answered := answer()) is not None:
             return answered
@@ -510,7 +529,8 @@ class Recorder(Marking, TorchFunctionMode):
         assert current is not None
         current.read = True
         if not current.escaped and not current.trusting:
-            after = f"{self._where()}, and the loss is computed after it"
+            follows = "a write comes after it" if current.over else "the loss is computed after it"
+            after = f"{self._where()}, and {follows}"
             if is_called_by("torch.distributions"):
                 current.escaped = VALIDATED
             elif name == "untyped_storage" and is_called_by("torch."):  # torch.save, torch.load and copy.deepcopy
@@ -605,9 +625,17 @@ def _before(written: Tensor, mark: Mark | None) -> Tensor:
         return written
     with torch._C.DisableTorchFunction():
         before = written.detach().clone()
-    if (noted := mark_of(written)) in (RANDOM, RANDOM_ROWS):
+    if (noted := random_mark(written)) is not None:
         set_mark(before, noted)
     return before
+
+
+def _is_alike_for_rows(args: tuple[Any, ...]) -> bool:
+    """Whether ``x[:, 0] = 1.0`` writes one number into the same places of all rows."""
+    _, index, value = args
+    if not isinstance(index, tuple) or not all(isinstance(i, (int, slice)) for i in index):
+        return False
+    return index[0] == slice(None) and isinstance(value, (bool, int, float))
 
 
 def _only_repeats_single(source: Tensor, out: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.function import BackwardCFunction
 
 SILENT = frozenset(
@@ -89,6 +89,16 @@ def is_silent_getter(func: Callable[..., Any], name: str) -> bool:
     return kind == "__set__" and name in _SILENT_SETTERS
 
 
+def is_collective(func: Callable[..., Any]) -> bool:
+    """Whether an operation communicates with other processes."""
+    if isinstance(func, FunctionType):
+        return func.__module__.startswith("torch.distributed.")
+    operator = func._qualified_op_name if isinstance(func, OpOverloadPacket) else ""
+    if isinstance(func, OpOverload):
+        operator = func.namespace
+    return "c10d" in operator
+
+
 @cache
 def is_custom(kind: type) -> bool:
     own = getattr(getattr(kind, "_forward_cls", None), "__module__", "").startswith("privet.gradients.")
@@ -115,8 +125,9 @@ def written_by(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwarg
     if isinstance(out, Tensor):
         return out
     changes = (name.endswith("_") and not name.endswith("__")) or name in _WRITING
-    if changes and args and isinstance(args[0], Tensor) and name not in ("requires_grad_", "retain_grad_"):
-        return args[0]
+    if changes and name not in ("requires_grad_", "retain_grad_"):
+        first = args[0] if args else next(iter(kwargs.values()), None)  # torch.nn.init names its arguments
+        return first if isinstance(first, Tensor) else None
     return None
 
 

@@ -105,6 +105,8 @@ class Private:
         self._batch: Any = None
         self._given: dict[str, Tensor | None] = {}
         """The gradients that the first optimizer of a step was given."""
+        self._values: dict[str, tuple[int, Tensor]] = {}
+        """Versions and copies of these gradients, where there are several optimizers."""
         self._waiting: set[Optimizer] = set()
         """The optimizers that have not stepped on the batch that was handed out."""
         self._public: list[Callable[[], Tensor | None]] = []
@@ -619,14 +621,27 @@ class Private:
             else:
                 self._use(self._part, gradients)
             self._given = {name: p.grad for name, p in self._parameters.items()}
-        elif any(p.grad is not None and p.grad is not self._given[name] for name, p in self._parameters.items()):
-            raise PrivetError(
-                "The gradient of a parameter was replaced between the steps of two optimizers: change parameter.grad in place, "
-                "or step all optimizers first."
-            )
+            if len(self.optimizers) > 1:
+                self._values = {n: (g._version, g.clone()) for n, g in self._given.items() if g is not None}
+        else:
+            self._refuse_other_gradients()
         self._waiting.discard(optimizer)
         # torch's own optimizers use their gradients and nothing else. Other code may use records, and is listened to.
         self.engine.set_quiet(is_known_to_step(optimizer))
+
+    def _refuse_other_gradients(self) -> None:
+        """Raise if a gradient was replaced since the first optimizer stepped, or written into without torch noticing."""
+        for name, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            version, value = self._values.get(name, (-1, gradient))
+            unseen = gradient._version == version and not torch.equal(gradient.nan_to_num(), value.nan_to_num())
+            if gradient is not self._given[name] or unseen:
+                raise PrivetError(
+                    "The gradient of a parameter was replaced between the steps of two optimizers, or written into past torch: "
+                    "change parameter.grad in place, with operations of torch, or step all optimizers first."
+                )
 
     def _use(self, part: PhysicalBatch, gradients: PerExampleGradients) -> None:
         """Add the clipped gradients of a physical batch to the sum, and after the last one release the step's gradient."""
@@ -679,16 +694,17 @@ class Private:
             return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        complete = self._part is not None and self._part.last and not self._waiting
+        done = complete and self._rehearsal is None and not self._paused
+        if done and self.average is not None:
+            self.engine.set_quiet(True)  # it uses the parameters alone
+            self.average.update()
         self.engine.set_quiet(False)
         self.engine.copy_exposed()
-        if self._rehearsal is not None:
-            return
-        if self._paused or self._waiting or self._part is None or not self._part.last:
-            return
-        if self.average is not None:
-            self.average.update()
-        if self.scheduler is not None:
+        if done and self.scheduler is not None:
             self.scheduler.step()
+        if not self._waiting:
+            self.engine.refuse_later_writes()
 
     def _record(self, event: Event, released: Mapping[str, Tensor]) -> None:
         if self._run_folder is not None:

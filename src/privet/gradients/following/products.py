@@ -241,12 +241,18 @@ def _states(moved: Moved) -> Sequence[Any]:
     return given if isinstance(given, (tuple, list)) else (given,)
 
 
-def _beside_state(dim: int) -> Beside:
-    """A state of a recurrent layer holds its records in `dim`."""
-    return lambda moved, constant, at: dim if any(constant is state for state in _states(moved)) else None
+def _beside_recurrent(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    """A state of a recurrent layer holds its records in dimension 1, and an input in 0 or 1."""
+    if constant is moved.args[0]:
+        return 0 if moved.argument(8, "batch_first") else 1
+    return 1 if any(constant is state for state in _states(moved)) else None
 
 
-@follows("lstm gru rnn_tanh rnn_relu", beside=_beside_state(1))
+def _beside_cell(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    return 0 if any(constant is each for each in (moved.args[0], *_states(moved))) else None
+
+
+@follows("lstm gru rnn_tanh rnn_relu", beside=_beside_recurrent)
 def _recurrent(moved: Moved) -> int:
     """The output holds the records where the input does; states hold them in dimension 1."""
     if not isinstance(moved.argument(3, "has_biases"), bool):  # a packed sequence
@@ -266,7 +272,7 @@ def _recurrent(moved: Moved) -> int:
     return stride_at(moved.out.shape, batch_dim if moved.index == 0 else 1, found.pop()[1])
 
 
-follows("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", beside=_beside_state(0))(front)
+follows("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", beside=_beside_cell)(front)
 follows("grid_sample grid_sampler affine_grid affine_grid_generator", beside=in_front)(front)
 
 
@@ -303,10 +309,15 @@ def _normalized(moved: Moved) -> int:
     return outside(moved, len(moved.argument(1, "normalized_shape")))
 
 
+def _beside_sampled(moved: Moved, constant: Tensor, at: Position) -> int | None:
+    """Places of fractional pooling that are given: (records, channels, dimensions)."""
+    return at.dim if constant.ndim == 3 and moved.out.ndim > 3 else None
+
+
 for _spatial in (1, 2, 3):
     for _pool in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool", "upsample_nearest",
                   "_upsample_nearest_exact", "fractional_max_pool"):  # fmt: skip
-        follows(f"{_pool}{_spatial}d", f"{_pool}{_spatial}d_with_indices")(inside(_spatial))
+        follows(f"{_pool}{_spatial}d", f"{_pool}{_spatial}d_with_indices", beside=_beside_sampled)(inside(_spatial))
     follows(f"max_unpool{_spatial}d", beside=by_broadcasting)(inside(_spatial))
 
 
