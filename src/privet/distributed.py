@@ -11,21 +11,24 @@ import gc
 import hashlib
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import unwrap
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from privet.errors import InputError, PrivetError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -417,7 +420,7 @@ class Unwrapped:
 
     @property
     def _sharded(self) -> list[Any]:
-        return [module for model in self.models for module in model.modules() if isinstance(module, FSDPModule)]
+        return [module for model in self.models for module in model.modules() if _is_fsdp(module)]
 
     @property
     def is_gathered(self) -> bool:
@@ -523,6 +526,24 @@ def _has(wrapper: DistributedDataParallel, name: str) -> bool:
     return value is not None and value is not False
 
 
+def is_shard(tensor: object) -> TypeGuard[DTensor]:
+    """Whether this is a tensor that is divided over the processes."""
+    return isinstance(tensor, _imported("torch.distributed.tensor", "DTensor"))
+
+
+def _is_fsdp(module: nn.Module) -> TypeGuard[FSDPModule]:
+    return isinstance(module, _fsdp_class())
+
+
+def _fsdp_class() -> Any:
+    return _imported("torch.distributed.fsdp", "FSDPModule")
+
+
+def _imported(module: str, name: str) -> Any:
+    """A class if its module is imported; until then nothing can be an instance of it. The import takes about a second."""
+    return getattr(sys.modules.get(module), name, ())
+
+
 def _check_parameters(model: nn.Module, team: Team) -> None:
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if "FullyShardedDataParallel" in kinds:
@@ -531,11 +552,11 @@ def _check_parameters(model: nn.Module, team: Team) -> None:
             "model, or one in DistributedDataParallel."
         )
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if _is_fsdp(module):
             _check_policies(module)
             module.reshard()
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
+        if is_shard(parameter):
             _check_shard(name, parameter, model, team)
 
 
@@ -560,13 +581,13 @@ def _check_policies(module: FSDPModule) -> None:
 
 def _check_shard(name: str, parameter: DTensor, model: nn.Module, team: Team) -> None:
     mesh, placements = parameter.device_mesh, parameter.placements
-    if not any(isinstance(module, FSDPModule) for module in model.modules()) or mesh.ndim != 1:
+    if not any(_is_fsdp(module) for module in model.modules()) or mesh.ndim != 1:
         raise InputError(
             f"Parameter '{name}' is divided over the processes by something else than fully_shard over one dimension (tensor "
             f"parallelism, or a mesh with two dimensions). The norm of a record's gradient is not computed over several "
             f"processes: shard the model with fully_shard on a mesh of one dimension, or give the plain model."
         )
-    if placements != (Shard(0),):
+    if not (len(placements) == 1 and placements[0].is_shard(0)):
         raise InputError(
             f"Parameter '{name}' is sharded as {placements[0]}: fully_shard must shard the first dimension."
         )
@@ -582,7 +603,7 @@ def pieces_of(model: nn.Module, team: Team) -> dict[str, list[Piece]]:
     """The pieces of each sharded parameter, one for each process."""
     found = {}
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
+        if is_shard(parameter):
             rows, row = len(parameter), parameter[:1].numel() if len(parameter) else 0
             each = -(-rows // team.size)  # as torch.chunk divides
             cuts = [min(rank * each, rows) * row for rank in range(team.size + 1)]
@@ -596,13 +617,15 @@ def pieces_of(model: nn.Module, team: Team) -> dict[str, list[Piece]]:
 def own_class(model: nn.Module) -> type:
     """The class of a model, without the one that `fully_shard` puts before it."""
     kind = type(model)
-    return next(base for base in kind.__bases__ if base is not FSDPModule) if isinstance(model, FSDPModule) else kind
+    return next(base for base in kind.__bases__ if base is not _fsdp_class()) if _is_fsdp(model) else kind
 
 
 def as_shard(local: Tensor, like: Tensor) -> Tensor:
     """A piece of this process as a shard like that of a parameter; other tensors as they are."""
-    if not isinstance(like, DTensor):
+    if not is_shard(like):
         return local
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
@@ -610,16 +633,18 @@ def as_shard(local: Tensor, like: Tensor) -> Tensor:
 
 def own_part(tensor: Tensor) -> Tensor:
     """The memory that this process holds of a tensor: its shard of a sharded one."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return tensor._local_tensor if is_shard(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a tensor; all processes call this for a sharded one."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_shard(tensor) else tensor
 
 
 def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
     """The whole tensor, sharded like a parameter of the same shape if that is sharded. Nothing is sent."""
-    if not isinstance(like, DTensor) or not isinstance(tensor, Tensor) or tensor.shape != like.shape:
+    if not is_shard(like) or not isinstance(tensor, Tensor) or tensor.shape != like.shape:
         return tensor
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

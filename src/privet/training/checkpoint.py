@@ -13,10 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from privet.distributed import sharded_like
+from privet.distributed import is_shard, sharded_like
 from privet.errors import InputError, PrivetError
 from privet.io import write_whole
 from privet.io.names import MODEL
@@ -167,7 +166,7 @@ def state_of(private: Private) -> dict[str, Any]:
 
 def restore(private: Private, path: str, state: dict[str, Any]) -> None:
     """Restore a run to `state`."""
-    shards = {name: p for name, p in private.engine.model.named_parameters() if isinstance(p, DTensor)}
+    shards = {name: p for name, p in private.engine.model.named_parameters() if is_shard(p)}
     for name, part in _parts(private).items():
         try:
             part.load_state_dict(_in_shards(part, state[name], shards) if shards else state[name])
