@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -14,13 +15,20 @@ from privet.io import Registry
 torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_objects() -> None:
-    """Keep what exists before the tests of a file out of the garbage collector's lists, but for tensors.
+_TESTS_OF_A_FREEZE = 25
+_run = itertools.count()
 
-    Collecting eight thousand tests leaves more than a million objects. `make_private` looks through all that are on these lists
-    for the tensors that exist before its first batch, which would take a third of a second each time.
+
+@pytest.fixture(autouse=True)
+def few_objects() -> None:
+    """Now and then, keep what exists out of the garbage collector's lists, but for tensors.
+
+    Collecting eight thousand tests leaves more than a million objects, and thousands of short runs leave more. `make_private` looks
+    through all that are on these lists for the tensors that exist before its first batch, which would take a third of a second
+    and more each time.
     """
+    if next(_run) % _TESTS_OF_A_FREEZE:
+        return
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     gc.freeze()
