@@ -23,9 +23,9 @@ _run = itertools.count()
 def few_objects() -> None:
     """Now and then, keep what exists out of the garbage collector's lists, but for tensors.
 
-    Collecting eight thousand tests leaves more than a million objects, and thousands of short runs leave more. `make_private` looks
-    through all that are on these lists for the tensors that exist before its first batch, which would take a third of a second
-    and more each time.
+    Collecting eight thousand tests leaves more than a million objects, and thousands of short runs leave more. `make_private`
+    looks through all that are on these lists for the tensors that exist before its first batch, which would take a third of a
+    second and more each time.
     """
     if next(_run) % _TESTS_OF_A_FREEZE:
         return
