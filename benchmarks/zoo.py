@@ -27,6 +27,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import privet
+from tests.objects import freeze
 from tests.zoo.catalog import TRAPS
 from tests.zoo.harness import (
     DIFFERENCE,
@@ -36,7 +37,6 @@ from tests.zoo.harness import (
     Verdict,
     classic,
     clipped_sum,
-    freeze,
     fresh,
     judge,
     norm_of,

@@ -1,7 +1,5 @@
 """One thread for torch, few objects for the garbage collector, and registries that no test changes for the next one."""
 
-import ctypes
-import gc
 import itertools
 import sys
 from collections.abc import Iterator
@@ -10,6 +8,7 @@ import pytest
 import torch
 
 from privet.io import Registry
+from tests.objects import freeze
 
 # The tensors are small, and two test processes share two cores.
 torch.set_num_threads(1)
@@ -21,20 +20,13 @@ _run = itertools.count()
 
 @pytest.fixture(autouse=True)
 def few_objects() -> None:
-    """Now and then, keep what exists out of the garbage collector's lists, but for tensors.
+    """Freeze what exists now and then.
 
     Collecting eight thousand tests leaves more than a million objects, and thousands of short runs leave more. `make_private`
-    looks through all that are on these lists for the tensors that exist before its first batch, which would take a third of a
-    second and more each time.
+    looks through all of them, which would take a third of a second and more each time.
     """
-    if next(_run) % _TESTS_OF_A_FREEZE:
-        return
-    gc.collect()
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    gc.freeze()
-    for tensor in tensors:
-        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(tensor))
-        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(tensor))
+    if next(_run) % _TESTS_OF_A_FREEZE == 0:
+        freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from privet.errors import PrivetError
 from privet.privacy.guarantees import Assumed, Proved
 from privet.training.rehearsal import Surroundings
+from tests.objects import freeze
 from tests.zoo import harness
-from tests.zoo.harness import SOUND, Batch, Outcome, Run, Trap, clipped_sum, freeze, judge
+from tests.zoo.harness import SOUND, Batch, Outcome, Run, Trap, clipped_sum, judge
 from tests.zoo.parts import cross_entropy, perceptron, rows
 
 
