@@ -324,6 +324,8 @@ def test_a_vacuous_run_protects_nobody_on_its_card(home):
     page = privet(*asked(home, "train", "people.csv", "--epsilon", 3000, "--out", home / "vacuous"))
     assert page.exit_code == 0, page.output
     card = (home / "vacuous" / "CARD.md").read_text()
+    assert "| Who is protected | Nobody: " in card
+    card = card.replace("| Who is protected |", "")
     assert "are protected" not in card and "is protected" not in card and "differentially private" not in card
 
 

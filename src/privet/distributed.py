@@ -47,7 +47,7 @@ _DTYPES = tuple(getattr(torch, name) for name in _NAMES)
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     """The part of a tensor that a process holds: the coordinates from `start` to `stop` of the `size` of the flat tensor."""
 
     start: int
@@ -85,7 +85,7 @@ class Team:
         self.size = dist.get_world_size(group) if group is not None else 1
         self.word = 0
         """A number that process 0 sends along with each release: how many events its ledger holds."""
-        self.pieces: Mapping[str, Sequence[Piece]] = {}
+        self.pieces: Mapping[str, Sequence[Segment]] = {}
         """The pieces of each sharded parameter by its name, one for each process; empty where parameters are not sharded."""
         self._ended = ""
         """Why the team has ended; empty while it works."""
@@ -286,11 +286,11 @@ class Team:
         like = {name: divided[name][self.rank].of(tensor) for name, tensor in tensors.items()}
         return {name: part.to(tensors[name].device) for name, part in _parts(own[: sizes[self.rank]], like)}
 
-    def _divided(self, name: str, tensor: Tensor) -> Sequence[Piece]:
+    def _divided(self, name: str, tensor: Tensor) -> Sequence[Segment]:
         size = tensor.numel()
-        return self.pieces.get(name) or [Piece(0, 0 if rank else size, size) for rank in range(self.size)]
+        return self.pieces.get(name) or [Segment(0, 0 if rank else size, size) for rank in range(self.size)]
 
-    def own_pieces(self, tensors: Mapping[str, Tensor]) -> dict[str, Piece]:
+    def own_pieces(self, tensors: Mapping[str, Tensor]) -> dict[str, Segment]:
         """The piece of each tensor that is this process's."""
         return {name: self._divided(name, tensor)[self.rank] for name, tensor in tensors.items()}
 
@@ -599,7 +599,7 @@ def _check_shard(name: str, parameter: DTensor, model: nn.Module, team: Team) ->
         )
 
 
-def pieces_of(model: nn.Module, team: Team) -> dict[str, list[Piece]]:
+def pieces_of(model: nn.Module, team: Team) -> dict[str, list[Segment]]:
     """The pieces of each sharded parameter, one for each process."""
     found = {}
     for name, parameter in model.named_parameters():
@@ -607,7 +607,7 @@ def pieces_of(model: nn.Module, team: Team) -> dict[str, list[Piece]]:
             rows, row = len(parameter), parameter[:1].numel() if len(parameter) else 0
             each = -(-rows // team.size)  # as torch.chunk divides
             cuts = [min(rank * each, rows) * row for rank in range(team.size + 1)]
-            found[name] = [Piece(*cut, rows * row) for cut in pairwise(cuts)]
+            found[name] = [Segment(*cut, rows * row) for cut in pairwise(cuts)]
             own = found[name][team.rank]
             if parameter.to_local().numel() != own.stop - own.start:
                 raise PrivetError(f"Parameter '{name}' is not divided as torch.chunk divides: it cannot be trained.")

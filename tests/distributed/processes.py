@@ -38,7 +38,7 @@ from privet.clipping import (
     MovingEllipticalClipping,
     PerLayerClipping,
 )
-from privet.distributed import Piece, Team, whole
+from privet.distributed import Segment, Team, whole
 from privet.errors import PrivetError
 from privet.io.names import MODEL
 from privet.noise import GaussianNoise, ShapedNoise
@@ -423,9 +423,9 @@ def equal_noise_in_shards() -> Iterator[None]:
     """Every shard gets the noise of the first one."""
     original = Team.own_pieces
 
-    def own_pieces(self: Team, tensors: Any) -> dict[str, Piece]:
+    def own_pieces(self: Team, tensors: Any) -> dict[str, Segment]:
         found = original(self, tensors)
-        return {name: Piece(0, each.stop - each.start, each.size) for name, each in found.items()}
+        return {name: Segment(0, each.stop - each.start, each.size) for name, each in found.items()}
 
     with patch.object(Team, "own_pieces", own_pieces):
         yield

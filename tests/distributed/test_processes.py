@@ -15,7 +15,7 @@ from torch import nn
 
 import privet
 from privet.clipping import BoundedSum
-from privet.distributed import Piece, Team, fingerprint
+from privet.distributed import Segment, Team, fingerprint
 from privet.errors import InputError, PrivetError
 from privet.noise import GaussianNoise
 from privet.privacy import Gaussian, Ledger
@@ -128,9 +128,9 @@ def test_the_noise_of_pieces_is_that_of_the_whole_sum(seeded: bool) -> None:
     found: dict[str, list[torch.Tensor]] = {name: [] for name in tensors}
     for rows_a, rows_b, count in (((0, 150), (0, 4), (0, 1)), ((150, 300), (4, 7), (0, 0))):
         pieces = {
-            "a": Piece(300 * rows_a[0], 300 * rows_a[1], 90_000),
-            "b": Piece(*rows_b, 7),
-            "count": Piece(*count, 1),
+            "a": Segment(300 * rows_a[0], 300 * rows_a[1], 90_000),
+            "b": Segment(*rows_b, 7),
+            "count": Segment(*count, 1),
         }
         own = whole.divided({name: pieces[name].of(tensor) for name, tensor in tensors.items()}, pieces)
         for name, tensor in noisy(own).items():

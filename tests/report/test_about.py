@@ -137,7 +137,7 @@ def test_the_first_screen_answers_what_an_officer_asks(record, ledger):
             "On 2025-01-31 this run had spent",
             "Loss threshold",
             "Nothing was audited",
-            "People with several records are protected less.",
+            "People with several records have less protection.",
         ):
             assert words in first, words
         assert "none of them is certain" not in first

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from privet.distributed import Piece
+from privet.distributed import Segment
 from privet.errors import InputError, PrivetError
 from privet.gradients import PerExampleGradients
 from privet.gradients.numerics import squared_norms, weigh
@@ -49,7 +49,7 @@ class BoundedSum:
     """The number of records whose gradient was not finite; they contributed zero."""
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     """The dtype to which a tensor is rounded after noise was added, where it is not the tensor's own."""
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    pieces: Mapping[str, Segment] = field(default_factory=dict)
     """Where each tensor lies in its whole tensor, if this process holds pieces of the sum. The bounds are those of the whole."""
 
     @property
@@ -57,12 +57,12 @@ class BoundedSum:
         """The number of coordinates of the whole sum."""
         return sum(self.piece(name).size for name in self.tensors)
 
-    def piece(self, name: str) -> Piece:
+    def piece(self, name: str) -> Segment:
         """Where a tensor lies in its whole tensor."""
         size = self.tensors[name].numel()
-        return self.pieces.get(name) or Piece(0, size, size)
+        return self.pieces.get(name) or Segment(0, size, size)
 
-    def divided(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Piece]) -> BoundedSum:
+    def divided(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Segment]) -> BoundedSum:
         """The pieces of the sum over several processes that this process holds."""
         scales = {
             name: pieces[name].of(scale.expand_as(self.tensors[name])) if isinstance(scale, Tensor) else scale

@@ -390,6 +390,19 @@ class Engine:
         if current is not None and current.over and current.read and not current.escaped:
             current.escaped = "the body has read a value of the records, and a write comes after it"
 
+    @contextmanager
+    def without_numbers(self) -> Iterator[None]:
+        """Inside, this library writes into the model: tensors are followed, and no number that the body has read is used."""
+        current = self._recorder.current
+        escaped = current.escaped if current is not None else ""
+        if current is not None:
+            current.escaped = ""
+        try:
+            yield
+        finally:
+            if current is not None:
+                current.escaped = current.escaped or escaped
+
     size_divisors: frozenset[float] = frozenset()
     """Divisors that are proportional to the number of records, divided by it: a sum that is divided by one of them is a mean.
     """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privet.clipping import BoundedSum, State
 from privet.clipping.bounded import ROUNDING
-from privet.distributed import Piece
+from privet.distributed import Segment
 from privet.errors import InputError
 from privet.gradients.numerics import workspace
 from privet.noise.additive import (
@@ -56,7 +56,7 @@ class GaussianNoise(SteadyNoise):
         return noisy
 
     def _plus(
-        self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, piece: Piece, source: torch.Generator
+        self, tensor: Tensor, scale: Tensor | float, drawn_in: torch.dtype, piece: Segment, source: torch.Generator
     ) -> Tensor:
         """The sum with seeded noise, rounded to the dtype in which the noise is drawn. It is computed in chunks that fit into
         the cache; the numbers are those of one long draw for the whole tensor, of which a piece gets its own."""

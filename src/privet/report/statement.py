@@ -214,9 +214,9 @@ def not_protected(record: RunRecord, spent: Spent) -> list[str]:
     if record.data.set_aside:
         found.append(f"{record.data.set_aside:,} test records were used as public ones, without protection.")
     found += [
-        "Users who belong together, such as a family, are protected less."
+        "Users who belong together, such as a family, have less protection."
         if unit == "user"
-        else f"People with several {unit}s are protected less.",
+        else f"People with several {unit}s have less protection.",
         "What is true of people in general is not hidden.",
         "Other releases from the same data cost extra.",
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -204,6 +204,8 @@ class Average:
         self.updates = 0
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.values: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self.writing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What surrounds a write into the model; a private loop allows it after its body has read a value of the records."""
 
     @torch.no_grad()
     def update(self) -> None:
@@ -237,5 +239,6 @@ class Average:
 
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.copy_(values[name])
+        with self.writing():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(values[name])

@@ -89,6 +89,8 @@ class Private:
         self.limit, self.plan, self.ledger, self.delta = limit, limit.plan, limit.ledger, limit.delta
         self.engine, self.optimizers, self.randomness = engine, tuple(optimizers), randomness
         self.average, self.scheduler = average, scheduler
+        if average is not None:
+            average.writing = engine.without_numbers
         self.steps_done = 0
         self.bad_records = 0
         """The number of records, in the batches of this process, whose gradient was not finite and contributed nothing. Do not
