@@ -418,6 +418,7 @@ class Private:
                     self.engine.drop()
                     for optimizer in self.optimizers:
                         optimizer.step()
+                    self.engine.set_quiet(True)
                     self._void = False
                 else:
                     self._check_used()
