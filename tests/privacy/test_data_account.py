@@ -1080,8 +1080,8 @@ TestAnySequence.settings = settings(
 )
 
 
-# The search is the same in each run. A random search once found a sequence (a write that was killed, a charge by hand, an older file
-# put back) after which the recovered account was not the beginning of the newest one; it was not found again, and is open.
+# The search is the same in each run. A random search found a sequence (a write that was killed, a charge by hand, an older
+# file put back) after which the recovered account was not the beginning of the newest one. It is open.
 @pytest.mark.slow
 def test_any_long_sequence():
     run_state_machine_as_test(
