@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import os
 import pickle
+import struct
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from privet.clipping import BoundedSum
@@ -25,11 +28,31 @@ def source(key: bytes = b"k" * 32) -> SecureSource:
     return made
 
 
-def test_the_stream_is_shake_128_of_key_and_counter() -> None:
+def request(counter: int, count: int) -> bytes:
+    """The bytes of a request, block by block: AES of the numbers 0, 1, 2, ... under the key of the request."""
+    key = hashlib.shake_128(b"k" * 32 + counter.to_bytes(16, "little")).digest(32)
+    cipher = Cipher(algorithms.AES256(key), modes.ECB())
+    blocks = [cipher.encryptor().update(block.to_bytes(16, "big")) for block in range(-(-count // 16))]
+    return b"".join(blocks)[:count]
+
+
+def test_the_stream_is_aes_of_a_counter_under_a_key_of_each_request() -> None:
     drawn = source()
     for counter in (1, 2):
-        expected = hashlib.shake_128(b"k" * 32 + counter.to_bytes(16, "little")).digest(40)
-        assert drawn._bytes(40) == expected
+        assert drawn._bytes(40) == request(counter, 40)
+
+
+def test_normal_numbers_are_those_of_box_and_muller() -> None:
+    """One number at a time with Python's own functions, from the bytes of the request; to 1e-13."""
+    count = 11
+    half = (count + 1) // 2
+    integers = struct.unpack(f"<{half}q{half}i", request(1, 12 * half))
+    lengths = [math.sqrt(-2 * math.log(((radius >> 11) + 0.5) * 2.0**-53 + 0.5)) for radius in integers[:half]]
+    turns = [(angle + 0.5) * math.pi * 2.0**-31 for angle in integers[half:]]
+    expected = [a * math.cos(b) for a, b in zip(lengths, turns, strict=True)]
+    expected += [a * math.sin(b) for a, b in zip(lengths, turns, strict=True)]
+    assert source().normal(count).tolist() == pytest.approx(expected[:count], abs=1e-13)
+    assert source().normal(count, 3, 7).tolist() == source().normal(count)[3:7].tolist()
 
 
 def test_nothing_is_drawn_twice() -> None:

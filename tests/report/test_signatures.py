@@ -383,20 +383,6 @@ def test_a_run_that_is_not_for_release_is_not_approved(run, pem):
     signed(run, pem, "rejected")
 
 
-def test_without_the_package_cryptography_the_way_out_is_named(run, pem, monkeypatch):
-    import privet.report.signatures as module
-
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    signed(run, pem)
-    monkeypatch.setattr(module, "import_module", missing)
-    done = privet("sign", run, *ARGUMENTS, "--key", pem)
-    assert done.exit_code == 2 and "pip install privet[sign]" in done.output
-    code, text = said(run)
-    assert code == 0 and "not checked, because PEM keys need" in text and "privet[sign]" in text
-
-
 def test_changes_are_exact_and_few():
     assert changes({"a": [1, 2]}, {"a": [1, 3, 4], "b": 0}) == [
         "a[2] is 3 in place of 2",

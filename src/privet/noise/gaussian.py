@@ -85,10 +85,16 @@ class GaussianNoise(SteadyNoise):
     def _add_on_grid(self, bounded: BoundedSum, source: SecureSource) -> dict[str, Tensor]:
         noisy = {}
         for name, tensor in bounded.tensors.items():
-            piece = bounded.piece(name)
-            noise = source.normal(piece.size, piece.start, piece.stop).mul_(self.multiplier)
-            noise = noise.view(tensor.shape).to(tensor.device)
-            noisy[name] = added_on_grid(tensor, bounded.scales[name], noise, bounded.coordinates)
+            piece, scale = bounded.piece(name), bounded.scales[name]
+            scales = scale.expand_as(tensor).reshape(-1) if isinstance(scale, Tensor) else None
+            sums, result = tensor.reshape(-1), torch.empty_like(tensor, memory_format=torch.contiguous_format).view(-1)
+            for place, drawn in source.normal_chunks(piece.size, piece.start, piece.stop):
+                own = slice(place - piece.start, place - piece.start + len(drawn))
+                noise = drawn.mul_(self.multiplier).to(tensor.device)
+                result[own] = added_on_grid(
+                    sums[own], scale if scales is None else scales[own], noise, bounded.coordinates
+                )
+            noisy[name] = result.view(tensor.shape)
         return noisy
 
     def deviations(self, bounded: BoundedSum) -> dict[str, Tensor | float]:

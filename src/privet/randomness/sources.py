@@ -6,24 +6,31 @@ import hashlib
 import math
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
-_CHUNK = 2**15
+_CHUNK = 2**16
 """Secure normal numbers per chunk: small enough for the processor's cache."""
+_ZEROS = bytes(12 * (_CHUNK // 2))
 
 
 class SecureSource:
-    """Random numbers for releases: SHAKE-128 of a counter and a secret key of 256 bits from the operating system.
+    """Random numbers for releases: AES-256 in counter mode, with a key of its own for each request.
 
-    Formal guarantees: without the key nobody can distinguish the numbers from truly random ones with less than about 2^128
-    work, even if they know many of the numbers. Only this object has the key: it is never written, the object cannot be
-    pickled or copied, and a forked process draws a new key, so no number is ever drawn twice.
+    The key of a request is SHAKE-128 of its number and of a secret key of 256 bits from the operating system.
+
+    Formal guarantees: if SHAKE-128 and AES-256 are what they are believed to be, nobody without the key can distinguish the
+    numbers from truly random ones with less than about 2^128 work, even if they know many of them; a cipher in counter mode
+    adds at most b^2 / 2^129 for a request of b blocks of 16 bytes, which is 2^-100 for a chunk of normal numbers. Only
+    this object has the key: it is never written, the object cannot be pickled or copied, and a forked process draws a new
+    key, so no number is ever drawn twice.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -36,6 +43,8 @@ class SecureSource:
 
     def _new_key(self) -> None:
         self._key, self._requests, self._process = secrets.token_bytes(32), 0, os.getpid()
+        self._stream = bytearray(len(_ZEROS))
+        self._chunk = torch.empty(_CHUNK, dtype=torch.float64)
 
     def coins(self, count: int, probability: float) -> Tensor:
         """Flip `count` independent coins, each heads with `probability` rounded down to a multiple of 2^-64."""
@@ -62,39 +71,50 @@ class SecureSource:
         """
         stop = count if stop is None else stop
         result = torch.empty(stop - start, dtype=torch.float64)
+        for first, chunk in self.normal_chunks(count, start, stop):
+            result[first - start : first - start + len(chunk)] = chunk
+        return result
+
+    def normal_chunks(self, count: int, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """The numbers of `normal` in pieces that fit into the cache, each with its place among the `count`.
+
+        Each piece is memory that the next one uses again.
+        """
         for place in range(0, count, _CHUNK):
             first, last = max(start, place), min(stop, place + _CHUNK)
             if first >= last:
                 self._pass_over()
                 continue
-            whole = min(count - place, _CHUNK)
-            if last - first == whole:
-                self._fill_normal(result[first - start : last - start])
-            else:
-                chunk = torch.empty(whole, dtype=torch.float64)
-                self._fill_normal(chunk)
-                result[first - start : last - start] = chunk[first - place : last - place]
-        return result
+            chunk = self._chunk[: min(count - place, _CHUNK)]
+            self._fill_normal(chunk)
+            yield first, chunk[first - place : last - place]
 
     def _fill_normal(self, chunk: Tensor) -> None:
         half = (len(chunk) + 1) // 2
-        stream = self._bytes(12 * half)
-        radius, angle = np.frombuffer(stream, np.int64, half), np.frombuffer(stream, np.int32, half, 8 * half)
+        self._cipher().update_into(memoryview(_ZEROS)[: 12 * half], self._stream)
+        radius = torch.frombuffer(self._stream, dtype=torch.int64, count=half)
+        angle = torch.frombuffer(self._stream, dtype=torch.int32, count=half, offset=8 * half)
         # A symmetric uniform number in (-1/2, 1/2); adding 1/2 is exact where it matters, near 0.
-        uniform = torch.from_numpy(radius >> 11).double().add_(0.5).mul_(2.0**-53)
+        uniform = (radius >> 11).double().add_(0.5).mul_(2.0**-53)
         length = uniform.add_(0.5).log_().mul_(-2).sqrt_()
-        turned = torch.from_numpy(angle.astype(np.float64)).add_(0.5).mul_(math.pi * 2.0**-31)
+        turned = angle.double().add_(0.5).mul_(math.pi * 2.0**-31)
         torch.mul(length, turned.cos(), out=chunk[:half])
         rest = len(chunk) - half
-        torch.mul(length[:rest], turned[:rest].sin(), out=chunk[half:])
+        torch.mul(length[:rest], turned[:rest].sin_(), out=chunk[half:])
 
     def _words(self, count: int) -> npt.NDArray[np.uint32]:
         return np.frombuffer(self._bytes(4 * count), np.uint32)
 
     def _bytes(self, count: int) -> bytes:
-        """The next `count` bytes of the stream. Every request has its own number, so no bytes come twice."""
+        """The next `count` bytes of the stream."""
+        stream: bytes = self._cipher().update(bytes(count))
+        return stream
+
+    def _cipher(self) -> CipherContext:
+        """The key stream of the next request. Every request has its own number and key, so no bytes come twice."""
         self._pass_over()
-        return hashlib.shake_128(self._key + self._requests.to_bytes(16, "little")).digest(count)
+        key = hashlib.shake_128(self._key + self._requests.to_bytes(16, "little")).digest(32)
+        return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
     def _pass_over(self) -> None:
         """Use up the number of one request."""

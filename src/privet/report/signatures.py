@@ -19,9 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from privet.errors import InputError, PrivetError
 from privet.io import MisfitError, build, from_json, read_text, write_whole
@@ -247,7 +250,7 @@ _OPENSSH = "-----BEGIN OPENSSH PRIVATE KEY-----"
 _PRIVATE = re.compile(r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----")
 _PUBLIC_PEM = "-----BEGIN PUBLIC KEY-----"
 _PUBLIC_SSH = re.compile(r"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]{1,60} [A-Za-z0-9+/=]{16,4000}")
-_ED25519, _KEYS = "ssh-ed25519", "hazmat.primitives.asymmetric.ed25519"
+_ED25519 = "ssh-ed25519"
 
 
 def fingerprint(key: str) -> str:
@@ -293,7 +296,7 @@ def _signed(text: str, path: Path) -> _Entry:
             f"{path} is protected by a passphrase, which only SSH keys may be: use one (ssh-keygen -t ed25519)."
         )
     key = _loaded(path, "load_pem_private_key", held.encode(), None)
-    if not isinstance(key, _cryptography(_KEYS).Ed25519PrivateKey):
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise InputError(f"{path} is a key of another kind: Privet signs with Ed25519.")
     value = base64.b64encode(key.sign(text.encode())).decode()
     return _Entry("ed25519", _as_ssh(_public_bytes(key.public_key())), text, value)
@@ -308,11 +311,10 @@ def is_signed(signature: Signature) -> bool:
         blob = base64.b64decode(signature.key.split()[1])
         if not signature.key.startswith(f"{_ED25519} ") or len(blob) != len(_blob(b"")) + 32:
             return False
-        ed25519, invalid = _cryptography(_KEYS), _cryptography("exceptions")
         try:
             value = base64.b64decode(signature.signature, validate=True)
             ed25519.Ed25519PublicKey.from_public_bytes(blob[-32:]).verify(value, signature.text.encode())
-        except (invalid.InvalidSignature, ValueError):
+        except (InvalidSignature, ValueError):
             return False
         return True
     if signature.kind == "ssh":
@@ -374,28 +376,18 @@ def _last_line(said: bytes) -> str:
     return lines[-1].rstrip(".") if lines else "it gives no reason"
 
 
-def _cryptography(module: str) -> Any:
-    try:
-        return import_module(f"cryptography.{module}")
-    except ImportError:
-        raise InputError(
-            "PEM keys need the package cryptography: install it with 'pip install privet[sign]', or use an SSH key."
-        ) from None
-
-
 def _loaded(path: Path, function: str, *given: Any) -> Any:
     """A key that the package cryptography reads."""
-    serialization, exceptions = _cryptography("hazmat.primitives.serialization"), _cryptography("exceptions")
     try:
         return getattr(serialization, function)(*given)
-    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise InputError(
             f"{path} holds no key that can be read: give an Ed25519 key as PEM, or one of OpenSSH."
         ) from None
 
 
 def _public_bytes(key: Any) -> bytes:
-    if not isinstance(key, _cryptography(_KEYS).Ed25519PublicKey):
+    if not isinstance(key, ed25519.Ed25519PublicKey):
         raise InputError("A PEM key of another kind was given: Privet signs with Ed25519.")
     raw: bytes = key.public_bytes_raw()
     return raw
