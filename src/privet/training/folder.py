@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from privet.errors import InputError, PrivetError
-from privet.io import Busy, Lock, check_inside, remove_torn, why_refused, write_whole
+from privet.io import Busy, Lock, check_inside, check_unicode, remove_torn, why_refused, write_whole
 from privet.io.names import IDENTITY, JOURNAL, LEDGER, LOCK, NEWEST_HEAD, UNFINISHED
 from privet.privacy import Event, Ledger, LedgerError, Relation
 from privet.training import releases
@@ -113,6 +113,7 @@ class RunFolder:
             relation, unit: the neighboring relation and the unit of privacy of a new ledger.
         """
         self.path = Path(path)
+        check_unicode(self.path.absolute())
         try:
             if self.path.exists() and not self.path.is_dir():
                 raise InputError(f"{self.path} is a file: give a folder.")
