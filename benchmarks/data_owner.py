@@ -26,6 +26,7 @@ from engine import RESULTS
 
 from privet.privacy import Event, Ledger
 from privet.privacy.data_account import DataAccount
+from privet.privacy.events import NOTHING
 
 KILLED = """
 import os, signal, sys
@@ -52,6 +53,8 @@ class Owner:
         self.home, self.lines = home, []
         self.used: dict[str, Event] = {}
         """What each run has used, by its folder."""
+        self.twice: Event = NOTHING
+        """What is in the ledgers of two folders, because one is a copy of the other."""
         self.environment = os.environ | {"PRIVET_ACCOUNTS": str(home / "accounts"), "PRIVET_STATE": str(home / "state")}
         self.environment |= {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))), "COLUMNS": "200"}
 
@@ -100,6 +103,7 @@ class Owner:
         truth = books.total.free
         for event in self.used.values():
             truth += books.total.price(event)
+        truth -= books.total.price(self.twice)
         for each in books.charges:
             truth += each.price
         shown, used = books.total.share(books.used), books.total.share(truth)
@@ -138,9 +142,11 @@ def play(home: Path) -> Owner:
     owner.say("The folder of run 6, which was killed, is copied. Both copies go on, with the data of run 6.")
     people(home, 400 + 40 * 6)
     shutil.copytree(home / "runs" / "6", home / "runs" / "copy")
+    owner.twice = Ledger.open(home / "runs" / "6" / "ledger.jsonl", read_only=True).event
     owner.lines.append("    $ cp -r runs/6 runs/copy")
     for name in ("6", "copy"):
         owner.types(f"{TRAIN} {settings} --out runs/{name} --resume", 0, quiet=True)
+        owner.check()
     owner.types("budget check people runs", 0, "is in 2 copies", "is gone", "has not ended")
     owner.say("Run 3 is given up. A run that would pass the total is refused, and leaves nothing.")
     owner.types("budget settle people runs/3 --note not-needed", 0, "what it drew stays charged")

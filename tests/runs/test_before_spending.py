@@ -190,3 +190,17 @@ def test_names_that_are_not_text_are_refused_in_python_and_in_the_working_folder
     Path(NOT_TEXT).mkdir()
     monkeypatch.chdir(NOT_TEXT)
     refused("methods", "is not UTF-8")
+
+
+@pytest.mark.parametrize("name", ["model.py", "report.html", "release", "internal"])
+@pytest.mark.parametrize("verb", ["train", "synthesize", "tune"])
+def test_a_run_does_not_begin_among_files_of_somebody_else(home: Path, verb: str, name: str) -> None:
+    """It wrote over a model.py of the user; a synthesis beside a folder `release` was paid for and could not be finished."""
+    Path("mine").mkdir()
+    (Path("mine") / name).mkdir() if name in ("release", "internal") else (Path("mine") / name).write_text("mine")
+    (Path("mine") / "log.txt").write_text("mine")
+    before = sorted(Path("mine").rglob("*"))
+    for more in ("", "--resume", "--dry-run"):
+        done = call(f"{VERBS[verb]} --data csv:two.csv --schema two.json --out mine {more}")
+        assert done.exit_code == 2 and f"has {name}, which a run would write over" in done.stderr, done.output
+    assert sorted(Path("mine").rglob("*")) == before
