@@ -9,12 +9,14 @@ import json
 import math
 import os
 import random
+import shutil
 import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,9 +25,21 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from privet.cli import app
+from privet.io import Registry
 from tests.limits import TooLong, seconds
 
-__all__ = ["Fence", "Home", "TooLong", "chained_ledger", "command_line", "run", "spoil"]
+__all__ = [
+    "Fence",
+    "Home",
+    "TooLong",
+    "chained_ledger",
+    "home_in",
+    "is_said",
+    "run",
+    "runs_of",
+    "try_folder",
+    "try_line",
+]
 
 NUMBERS = (
     "0 -1 -0 0.5 1 2 1e-9 1e-300 5e-324 1e-320 1e300 1.7e308 1e999 inf -inf nan 1e12 -1e12 1e18 1e19 "
@@ -158,6 +172,68 @@ class Home:
     def new(self) -> str:
         self._made += 1
         return str(self.at / f"new-{self._made}")
+
+
+def home_in(root: Path, patch: pytest.MonkeyPatch) -> Home:
+    """A home with folders of its own for accounts, data and state, and a working folder with room for ``../..`` above it."""
+    for name in ("PRIVET_DATA", "PRIVET_ACCOUNTS", "PRIVET_STATE", "HOME"):
+        (root / name).mkdir()
+        patch.setenv(name, str(root / name))
+    (root / "a" / "b" / "c").mkdir(parents=True)
+    patch.chdir(root / "a" / "b" / "c")
+    made = Home(root / "a" / "b" / "home")
+    made.prepare()
+    import_module("matplotlib.font_manager")  # it writes a cache of its own when it is imported
+    return made
+
+
+def runs_of(home: Home) -> dict[str, Path]:
+    """A run of each kind, to be copied and spoiled: new ones, and those of version 0.1.0."""
+    line = f"synthesize --data csv:{home.at}/t.csv --schema {home.at}/t.json --size 20 --out {home.at}/made"
+    assert run(line.split(), 0)[0] == 0
+    found = {"train": home.run, "synthesize": home.at / "made"}
+    old = Path(__file__).parent / "made_by_0_1_0"
+    return found | {f"old {path.name}": path for path in old.iterdir() if path.is_dir()}
+
+
+def is_said(code: int, said: str) -> bool:
+    """Whether a failure has its sentence: ours, that of the parser of options, or the verdict of an audit."""
+    return code == 0 or any(sign in said for sign in ("privet: ", "─ Error ─", "refuted"))
+
+
+def try_line(home: Home, seed: int) -> tuple[list[str], int]:
+    """Run the command line of a seed and check what must hold; the line and its exit code."""
+    words = command_line(random.Random(seed), home)
+    with Fence(home.at.parent.parent.parent).closed() as fence, Registry.restored():
+        code, said = run(words)
+    assert is_said(code, said), (words, said)
+    named = [os.path.realpath(os.path.expanduser(word.split(":")[-1])) for word in words if "\0" not in word]
+    if words[:2] == ["budget", "open"]:  # the file that names the account is in the folder of the data
+        named += [os.path.dirname(place) for place in (*named, *words) if os.path.isabs(place)]
+    strays = [path for path in fence.tried if not any(path.startswith(place) for place in named)]
+    assert not strays, (words, strays)
+    return words, code
+
+
+def try_folder(home: Home, runs: dict[str, Path], at: Path, seed: int) -> tuple[list[str], int]:
+    """Run a command on the spoiled run folder of a seed and check what must hold; the line and its exit code."""
+    draw = random.Random(seed)
+    kind, folder = draw.choice(sorted(runs)), at / str(seed) / "run"
+    shutil.copytree(runs[kind], folder)
+    what = [spoil(folder, draw) for _ in range(draw.choice((1, 1, 2)))]
+    lines = [f"report {folder}", f"report {folder} --json", f"report {folder} --contact x"]
+    if kind != "old compare":
+        new = f"--seed 1 --set epochs=1 --method none --out {folder.parent}/new"
+        lines += [f"account {folder}", f"attack {folder}", f"audit {folder} --draws 40 --canaries 40"]
+        lines += [f"train --data csv:{home.at}/t.csv --schema {home.at}/t.json --tuned-from {folder} {new}"]
+        lines += [f"budget check {home.at}/own {folder.parent}"]
+    words = draw.choice(lines).split()
+    with Fence(folder).closed() as fence, Registry.restored():
+        code, said = run(words)
+    assert is_said(code, said), (seed, what, words, said)
+    assert not fence.tried or words[0] in ("train", "budget"), (seed, what, words, fence.tried)
+    shutil.rmtree(at / str(seed))
+    return words, code
 
 
 def commands() -> dict[str, Any]:
@@ -438,11 +514,11 @@ def spoil(folder: Path, draw: random.Random) -> str:
     if way < 6 and parsed:
         record = folder / "record.json"
         path = record if record in parsed and draw.random() < 0.7 else draw.choice(parsed)
-        with suppress(ValueError, RecursionError):  # it was spoiled before
+        with suppress(ValueError, RecursionError, OSError):  # it was spoiled before
             path.write_bytes(text_of(changed(json.loads(path.read_bytes()), draw)))
         return f"{path.name} changed"
     if way < 8 and (folder / "ledger.jsonl").exists():
-        with suppress(ValueError, RecursionError, AttributeError, TypeError):  # they were spoiled before
+        with suppress(ValueError, RecursionError, AttributeError, TypeError, OSError):  # they were spoiled before
             lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_bytes().splitlines()]
             for line in lines:
                 line.pop("hash", None)

@@ -8,39 +8,26 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import shutil
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from privet.io import Registry
 from privet.io.names import LOCK
-from tests.fuzzing import Fence, Home, command_line, run, spoil
+from tests.fuzzing import Fence, Home, home_in, is_said, run, runs_of, try_folder, try_line
 
 COMMAND_LINES, FOLDERS = (
     int(os.environ.get(f"PRIVET_FUZZ_{kind}", few)) for kind, few in (("LINES", 150), ("FOLDERS", 50))
 )
-"""How many of each the slow tests try. More take long: PRIVET_FUZZ_LINES=500 PRIVET_FUZZ_FOLDERS=300."""
-OLD = Path(__file__).parent / "made_by_0_1_0"
+"""How many of each the slow tests try. `benchmarks/fuzz.py` tries 500 and 300."""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A home of our own, and a working folder with room for ``../..`` above it."""
-    root = tmp_path_factory.mktemp("fuzz")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("PRIVET_DATA", "PRIVET_ACCOUNTS", "PRIVET_STATE", "HOME"):
-            (root / name).mkdir()
-            patch.setenv(name, str(root / name))
-        (root / "a" / "b" / "c").mkdir(parents=True)
-        patch.chdir(root / "a" / "b" / "c")
-        made = Home(root / "a" / "b" / "home")
-        made.prepare()
-        import_module("matplotlib.font_manager")  # it writes a cache of its own when it is imported
-        yield made
+        yield home_in(tmp_path_factory.mktemp("fuzz"), patch)
 
 
 @pytest.fixture(autouse=True)
@@ -51,31 +38,10 @@ def state_at_home(own_state: None, home: Home, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(scope="module")
 def runs(home: Home) -> dict[str, Path]:
-    """A run of each kind, to be copied and spoiled: new ones with an audit, and those of version 0.1.0."""
-    line = f"synthesize --data csv:{home.at}/t.csv --schema {home.at}/t.json --size 20 --out {home.at}/made"
-    assert run(line.split(), 0)[0] == 0
-    found = {"train": home.run, "synthesize": home.at / "made"}
-    return found | {f"old {path.name}": path for path in OLD.iterdir() if path.is_dir()}
-
-
-def is_said(code: int, said: str) -> bool:
-    """Whether a failure has its sentence: ours, that of the parser of options, or the verdict of an audit."""
-    return code == 0 or any(sign in said for sign in ("privet: ", "─ Error ─", "refuted"))
+    return runs_of(home)
 
 
 # --- command lines ----------------------------------------------------------------------------------------------------
-
-
-def check_command_lines(home: Home, seeds: range) -> None:
-    root = home.at.parent.parent.parent
-    for seed in seeds:
-        words = command_line(random.Random(seed), home)
-        with Fence(root).closed() as fence, Registry.restored():
-            code, said = run(words)
-        assert is_said(code, said), (words, said)
-        named = [os.path.realpath(os.path.expanduser(word.split(":")[-1])) for word in words if "\0" not in word]
-        strays = [path for path in fence.tried if not any(path.startswith(place) for place in named)]
-        assert not strays, (words, strays)
 
 
 QUICK_LINES, QUICK_FOLDERS = range(29, 60), range(1, 25)
@@ -83,46 +49,30 @@ QUICK_LINES, QUICK_FOLDERS = range(29, 60), range(1, 25)
 
 
 def test_command_lines(home: Home) -> None:
-    check_command_lines(home, QUICK_LINES)
+    for seed in QUICK_LINES:
+        try_line(home, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, COMMAND_LINES, 50))
 def test_all_command_lines(home: Home, first: int) -> None:
-    check_command_lines(home, range(first, first + 50))
+    for seed in range(first, first + 50):
+        try_line(home, seed)
 
 
 # --- run folders from elsewhere ---------------------------------------------------------------------------------------
 
 
-def check_folders(home: Home, runs: dict[str, Path], at: Path, seeds: range) -> None:
-    for seed in seeds:
-        draw = random.Random(seed)
-        kind, folder = draw.choice(sorted(runs)), at / str(seed) / "run"
-        shutil.copytree(runs[kind], folder)
-        what = [spoil(folder, draw) for _ in range(draw.choice((1, 1, 2)))]
-        lines = [f"report {folder}", f"report {folder} --json", f"report {folder} --contact x"]
-        if kind != "old compare":
-            new = f"--seed 1 --set epochs=1 --method none --out {folder.parent}/new"
-            lines += [f"account {folder}", f"attack {folder}", f"audit {folder} --draws 40 --canaries 40"]
-            lines += [f"train --data csv:{home.at}/t.csv --schema {home.at}/t.json --tuned-from {folder} {new}"]
-            lines += [f"budget check {home.at}/own {folder.parent}"]
-        words = draw.choice(lines).split()
-        with Fence(folder).closed() as fence, Registry.restored():
-            code, said = run(words)
-        assert is_said(code, said), (seed, what, words, said)
-        assert not fence.tried or words[0] in ("train", "budget"), (seed, what, words, fence.tried)
-        shutil.rmtree(at / str(seed))
-
-
 def test_foreign_folders(home: Home, runs: dict[str, Path], tmp_path: Path) -> None:
-    check_folders(home, runs, tmp_path, QUICK_FOLDERS)
+    for seed in QUICK_FOLDERS:
+        try_folder(home, runs, tmp_path, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, FOLDERS, 50))
 def test_all_foreign_folders(home: Home, runs: dict[str, Path], tmp_path: Path, first: int) -> None:
-    check_folders(home, runs, tmp_path, range(first, first + 50))
+    for seed in range(first, first + 50):
+        try_folder(home, runs, tmp_path, seed)
 
 
 # --- what was reported ------------------------------------------------------------------------------------------------

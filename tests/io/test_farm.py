@@ -36,7 +36,7 @@ def test_a_farm_that_cannot_be_is_refused(settings, sentence):
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, backend, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=rf"pip install 'privet\[{backend}\]'"):
-        Farm(backend=backend, address="local").map(square, [(1, Path())])
+        Farm(backend=backend, address="local")
 
 
 def test_work_comes_back_in_order_and_what_a_lost_worker_had_is_submitted_again(tmp_path):

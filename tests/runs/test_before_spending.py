@@ -13,7 +13,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from privet.cli import app
+from privet.errors import InputError
+from privet.methods import DataSpec
 from privet.privacy import Ledger
+from privet.training.folder import RunFolder
 
 VERBS = {
     "train": "train --set epochs=1",
@@ -64,15 +67,39 @@ def test_a_schema_that_does_not_fit(home: Path, verb: str) -> None:
     refused(f"{VERBS[verb]} --data csv:two.csv --schema nothing.json --out out", "nothing.json")
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_packages_that_are_not_installed(home: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+TWO = "--data csv:two.csv --schema two.json --out out"
+CLUSTERS = (
+    f"compare --methods dpsgd {TWO}",
+    "reproduce digits-linear --seeds 1 --out out",
+    "attack run --attack lira",
+    "audit --method dpsgd --draws 40",
+)
+MISSING = [
+    *((f"{line} --data parquet:two.parquet --schema two.json --out out", "tables", "pyarrow") for line in VERBS.values()),
+    *(
+        (f"{VERBS[verb]} {TWO} --track {name}:tracked", "track", "torch.utils.tensorboard" if "board" in name else name)
+        for verb in ("train", "synthesize")
+        for name in ("mlflow", "wandb", "tensorboard")
+    ),
+    *((f"{line} --backend dask --address local", "dask", "distributed") for line in CLUSTERS),
+    *((f"{line} --backend ray --address local", "ray", "ray") for line in CLUSTERS),
+]
+"""Each verb with each extra that its options can ask for, and the package that is not there."""
+
+
+@pytest.mark.parametrize(("line", "extra", "package"), MISSING)
+def test_packages_that_are_not_installed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, line: str, extra: str, package: str
+) -> None:
     Path("two.parquet").write_bytes(b"PAR1")
-    for name in ("pyarrow", "pyarrow.parquet", "wandb"):
+    shutil.copytree(Path(__file__).parents[1] / "made_by_0_1_0" / "train", "run")
+    for name in (package, "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    refused(f"{VERBS[verb]} --data parquet:two.parquet --schema two.json --out out", "pip install privet[tables]")
-    if verb in ("train", "synthesize"):
-        line = f"{VERBS[verb]} --data csv:two.csv --schema two.json --out out"
-        refused(f"{line} --track wandb:project", "pip install privet[track]")
+    before = sorted((path, path.read_bytes()) for path in Path().rglob("*") if path.is_file())
+    done = call(line)
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "pip install" in said and f"privet[{extra}]" in said, done.output
+    assert sorted((path, path.read_bytes()) for path in Path().rglob("*") if path.is_file()) == before
 
 
 @pytest.mark.parametrize("verb", LONG[:3])
@@ -129,3 +156,51 @@ def test_a_student_that_fails_loses_nothing(home: Path) -> None:
     assert done.exit_code == 0, done.output
     assert Path("out/release/README.md").exists()
     assert Path("out/ledger.jsonl").read_bytes().startswith(before)
+
+
+NOT_TEXT = "o\udcff"
+"""The name of a file that is not UTF-8, as Python reads it on Linux."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{line} --data csv:two.csv --schema two.json --out {NOT_TEXT}/out" for line in VERBS.values()),
+        f"{VERBS['train']} --data csv:{NOT_TEXT}/two.csv --schema two.json --out out",
+        f"{VERBS['train']} --data csv:two.csv --schema {NOT_TEXT}/two.json --out out",
+        f"methods --plugin {NOT_TEXT}.py",
+        f"budget open {NOT_TEXT}/own --epsilon 3 --delta 1e-5",
+    ],
+)
+def test_names_that_are_not_text_are_refused_before_anything_is_spent(home: Path, line: str) -> None:
+    """Record, card and account are UTF-8: a run in such a folder was paid for, and its record could not be written."""
+    Path(NOT_TEXT).mkdir()
+    for name in ("two.csv", "two.json"):
+        shutil.copy(name, NOT_TEXT)
+    refused(line, "is not UTF-8")
+
+
+def test_names_that_are_not_text_are_refused_in_python_and_in_the_working_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="is not UTF-8"):
+        RunFolder(NOT_TEXT)
+    with pytest.raises(InputError, match="is not UTF-8"):
+        DataSpec(f"csv:{NOT_TEXT}.csv")
+    Path(NOT_TEXT).mkdir()
+    monkeypatch.chdir(NOT_TEXT)
+    refused("methods", "is not UTF-8")
+
+
+@pytest.mark.parametrize("name", ["model.py", "report.html", "release", "internal"])
+@pytest.mark.parametrize("verb", ["train", "synthesize", "tune"])
+def test_a_run_does_not_begin_among_files_of_somebody_else(home: Path, verb: str, name: str) -> None:
+    """It wrote over a model.py of the user; a synthesis beside a folder `release` was paid for and could not be finished."""
+    Path("mine").mkdir()
+    (Path("mine") / name).mkdir() if name in ("release", "internal") else (Path("mine") / name).write_text("mine")
+    (Path("mine") / "log.txt").write_text("mine")
+    before = sorted(Path("mine").rglob("*"))
+    for more in ("", "--resume", "--dry-run"):
+        done = call(f"{VERBS[verb]} --data csv:two.csv --schema two.json --out mine {more}")
+        assert done.exit_code == 2 and f"has {name}, which a run would write over" in done.stderr, done.output
+    assert sorted(Path("mine").rglob("*")) == before

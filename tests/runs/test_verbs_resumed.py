@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from privet.attacks.classifiers import Fitting
 from privet.attacks.membership import Rmia
 from privet.cli import app
 from privet.errors import InputError, PrivetError
+from privet.io import write_whole
 from privet.methods import DataSpec, Power
 from privet.report import RunRecord, renew
 from privet.runs import attack_run, audit_run
@@ -238,12 +240,21 @@ def test_a_run_whose_folder_is_deleted_does_not_come_back(tmp_path: Path) -> Non
 
 
 def test_a_half_written_file_does_not_stay_in_the_release(run: Path) -> None:
-    (run / ".report.html.abcdefgh").write_text("torn")
-    (run / "release").mkdir()
-    (run / "release" / ".README.md.abcdefgh").write_text("torn")
+    for place in (run, run / "release"):
+        place.mkdir(exist_ok=True)
+        with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(os, "fsync", killed)
+            patch.setattr(Path, "unlink", lambda *_: None)  # a killed process does not tidy up
+            write_whole(place / "README.md", b"torn")
+        (place / ".gitignore.template").write_text("somebody else's")
+    assert len(list(run.rglob(".*"))) == 4
     with alone_in(run):
         pass
-    assert not list(run.glob(".*")) and not list((run / "release").iterdir())
+    assert [path.name for path in run.rglob(".*")] == [".gitignore.template"] * 2
+
+
+def killed(_: int) -> None:
+    raise KeyboardInterrupt
 
 
 # --- what a reader recognizes -----------------------------------------------------------------------------------------

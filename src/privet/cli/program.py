@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 
 from privet import __version__
 from privet.errors import PrivetError, PrivetWarning
-from privet.io import keep_freed_memory, of_the_path, printable, why_refused
+from privet.io import check_unicode, keep_freed_memory, of_the_path, printable, why_refused
 from privet.io.names import LEDGER
 
 # The order in which users need the verbs. The help lists a verb once its file has registered it.
@@ -61,8 +61,13 @@ class Verbs(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["privet.words"] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
+            check_unicode(*ctx.meta["privet.words"], os.getcwd())  # records and accounts hold them
             return super().invoke(ctx)
         except PrivetError as error:
             echo(f"privet: {error}", err=True)

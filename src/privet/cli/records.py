@@ -479,7 +479,7 @@ def run_folder(out: Path | None, data: str, ending: str, resume: bool) -> Path:
 def check_free(out: Path, resume: bool = False) -> None:
     """Refuse to overwrite a run."""
     from privet.report.record import FILE
-    from privet.training.folder import working_files
+    from privet.training.folder import check_not_foreign, working_files
 
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder with --out.")
@@ -491,6 +491,7 @@ def check_free(out: Path, resume: bool = False) -> None:
         )
     if (out / FILE).exists():
         raise InputError(f"{out} holds a run already: give another folder with --out.")
+    check_not_foreign(out)
 
 
 def say_who_is_unprotected(dataset: Dataset) -> None:

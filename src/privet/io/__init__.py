@@ -2,6 +2,7 @@
 
 from privet.io.given import (
     check_inside,
+    check_unicode,
     from_json,
     from_yaml,
     in_bytes,
@@ -34,6 +35,7 @@ __all__ = [
     "Registry",
     "build",
     "check_inside",
+    "check_unicode",
     "from_json",
     "from_yaml",
     "in_bytes",

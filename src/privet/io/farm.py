@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,8 @@ from privet.errors import InputError, PrivetError
 
 T = TypeVar("T")
 
-BACKENDS = ("local", "dask", "ray")
+PACKAGES = {"dask": "distributed", "ray": "ray"}
+BACKENDS = ("local", *PACKAGES)
 START = "local"
 """The address that starts a small Dask cluster or Ray instance on this machine."""
 TOGETHER, ALONE = 2, 2
@@ -78,6 +80,11 @@ class Farm:
             )
         if self.jobs is not None and self.jobs < 1:
             raise InputError(f"A farm computes at least one run at a time, and not {self.jobs} (--jobs, or jobs=...).")
+        package = PACKAGES.get(self.backend)
+        if package is not None and find_spec(package) is None:  # now, and not when a folder was made for the runs
+            raise InputError(
+                f"The backend {self.backend} needs the package {package}: pip install 'privet[{self.backend}]'."
+            )
 
     @contextmanager
     def in_use(self) -> Iterator[Farm]:
@@ -152,10 +159,8 @@ class Farm:
             yield from self._ray(items)
 
     def _dask(self, items: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        try:
-            from distributed import Client, LocalCluster
-        except ImportError:
-            raise InputError("The backend dask needs the package distributed: pip install 'privet[dask]'.") from None
+        from distributed import Client, LocalCluster
+
         with ExitStack() as stack:
             place: Any = self.address
             if place == START:
@@ -171,12 +176,10 @@ class Farm:
             yield self.jobs or max(1, threads), {"backend": "dask", "client": client}
 
     def _ray(self, items: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        try:
-            import ray
-            from joblib import register_parallel_backend
-            from ray.util.joblib.ray_backend import RayBackend
-        except ImportError:
-            raise InputError("The backend ray needs the package ray: pip install 'privet[ray]'.") from None
+        import ray
+        from joblib import register_parallel_backend
+        from ray.util.joblib.ray_backend import RayBackend
+
         mine = not ray.is_initialized()
         if mine:
             own = {"num_cpus": min(self.jobs or cores(), items), "include_dashboard": False}

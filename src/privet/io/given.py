@@ -59,12 +59,23 @@ def user_path(text: Path | str) -> Path:
     """A path that the user typed, with ``~`` replaced. Raises InputError if no file can have this name."""
     if "\0" in str(text):
         raise InputError(f"{str(text)!r} has a NUL character, which no path has: check it.")
+    check_unicode(text)
     try:
         return Path(text).expanduser()
     except RuntimeError:  # there is no such user
         raise InputError(
             f"{text} begins with the name of a user who is not known here: write the whole path."
         ) from None
+
+
+def check_unicode(*texts: Path | str) -> None:
+    """Raise InputError for the name of a file, or another text, that is not Unicode.
+
+    Records, cards and accounts hold names and are UTF-8, so that a run could be paid for and then not be written.
+    """
+    for text in texts:
+        if not _is_unicode(str(text)):
+            raise InputError(f"{ascii(str(text))} is not UTF-8, as what Privet writes is: rename it.")
 
 
 def kind_of(path: Path) -> str:
@@ -197,7 +208,8 @@ def check_plain(content: Any, largest: int = 1 << 1023) -> None:
             elif isinstance(item, list):
                 inner += item
             elif isinstance(item, str):
-                _check_text(item)
+                if not _is_unicode(item):
+                    raise MisfitError("it has a text that is not Unicode")
             elif isinstance(item, float) and not math.isfinite(item):
                 raise MisfitError("it has a number that is NaN or infinite")
             elif isinstance(item, int) and abs(item) >= largest:
@@ -210,11 +222,12 @@ def check_plain(content: Any, largest: int = 1 << 1023) -> None:
     raise _too_deep()
 
 
-def _check_text(text: str) -> None:
+def _is_unicode(text: str) -> bool:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise MisfitError("it has a text that is not Unicode") from None
+        return False
+    return True
 
 
 def from_yaml(text: str) -> Any:

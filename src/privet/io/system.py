@@ -43,8 +43,9 @@ def of_the_path(error: OSError) -> bool:
     return isinstance(error, _OF_THE_PATH) or error.errno in _OTHER_PATH
 
 
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""The name that `tempfile` gives to a file that becomes another one when it is whole."""
+_TORN = "part-"
+_TEMPORARY = re.compile(rf"\..+\.{_TORN}[a-z0-9_]{{8}}")
+"""The name of a file that becomes another one when it is whole; no other program names its files so."""
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> Path:
@@ -54,7 +55,7 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_TORN}")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from privet import data
 from privet.data import CATALOGUE, Dataset, Progress, Schema, Split, read_schema, set_aside
 from privet.errors import InputError
+from privet.io import check_unicode
 from privet.io.registry import Registry
 from privet.privacy import Assumed, Event, Ledger, Relation
 from privet.privacy.events import NOTHING
@@ -53,6 +54,9 @@ class DataSpec:
     unprotected_test: bool = False
     note: str = ""
     account: str = ""
+
+    def __post_init__(self) -> None:
+        check_unicode(self.source, self.schema, self.user, self.note, self.account)
 
     def load(self, progress: Progress | None = None) -> Dataset:
         """Training and test records, split in the same way every time."""

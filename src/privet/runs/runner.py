@@ -40,7 +40,7 @@ from privet.runs.accounts import OWN, account_of, on_account
 from privet.runs.release import STAGED, publish_release, write_release
 from privet.runs.students import NETWORKS, Student, check_students, default_students, train_student
 from privet.training.checkpoint import save_weights
-from privet.training.folder import RunFolder, remove_working_files, require_there
+from privet.training.folder import RunFolder, check_not_foreign, remove_working_files, require_there
 from privet.training.identity import plain
 from privet.training.logs import OnStep, logged
 from privet.training.releases import Kept
@@ -107,6 +107,7 @@ def run(
         from privet.runs.after import complete_run
 
         return complete_run(out, keys, task.dataset, command=command, progress=progress)
+    check_not_foreign(out)
     started, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     about, books = summary(task), account_of(task.spec, out, account)
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]

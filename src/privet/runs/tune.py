@@ -50,7 +50,7 @@ from privet.report import OtherRun, RunRecord, TuningSummary, load_model, renew
 from privet.runs.accounts import OWN, account_of, on_account
 from privet.runs.runner import check, check_space, run
 from privet.training.checkpoint import load_checkpoint
-from privet.training.folder import RunFolder, remove_working_files
+from privet.training.folder import RunFolder, check_not_foreign, remove_working_files
 from privet.training.identity import plain
 from privet.training.releases import heads_after
 
@@ -394,6 +394,7 @@ def tune(
         if not resume:
             raise InputError(f"{out} holds a run already: give another folder.")
         return _cleaned(out)  # it was killed when only this was left to do
+    check_not_foreign(out)
     for candidate in plan.candidates:
         check(candidate.method, plan.trial_task(0))
         check_space(candidate.method, plan.task, out)

@@ -15,8 +15,22 @@ from typing import Any
 from torch import Tensor
 
 from privet.errors import InputError, PrivetError
-from privet.io import Busy, Lock, check_inside, remove_torn, why_refused, write_whole
-from privet.io.names import IDENTITY, JOURNAL, LEDGER, LOCK, NEWEST_HEAD, UNFINISHED
+from privet.io import Busy, Lock, check_inside, check_unicode, remove_torn, why_refused, write_whole
+from privet.io.names import (
+    CARD,
+    CARD_JSON,
+    IDENTITY,
+    JOURNAL,
+    LEDGER,
+    LOCK,
+    MODEL,
+    MODEL_CODE,
+    NEWEST_HEAD,
+    PAGE,
+    RECORD,
+    STEPS,
+    UNFINISHED,
+)
 from privet.privacy import Event, Ledger, LedgerError, Relation
 from privet.training import releases
 from privet.training.checkpoint import Stateful, digest, load_checkpoint, remove_checkpoints, save_checkpoint
@@ -43,6 +57,34 @@ def remove_working_files(folder: Path) -> None:
     for file in working_files(folder):
         file.unlink(missing_ok=True)
     _remove_torn(folder)
+
+
+WRITTEN = (
+    RECORD,
+    MODEL,
+    MODEL_CODE,
+    CARD,
+    CARD_JSON,
+    PAGE,
+    STEPS,
+    UNFINISHED,
+    "release",
+    ".release",
+    "internal",
+    "samples.png",
+)
+"""What a run writes into its folder after its ledger, and what a synthesis does."""
+
+
+def check_not_foreign(folder: Path) -> None:
+    """Refuse to begin a run among files of somebody else that it would write over."""
+    if os.path.lexists(folder / LEDGER):
+        return
+    if taken := [name for name in WRITTEN if os.path.lexists(folder / name)]:
+        raise InputError(
+            f"{folder} holds no run, but it has {' and '.join(taken[:3])}, which a run would write over: give a new folder "
+            f"with --out."
+        )
 
 
 def working_files(folder: Path) -> list[Path]:
@@ -113,6 +155,7 @@ class RunFolder:
             relation, unit: the neighboring relation and the unit of privacy of a new ledger.
         """
         self.path = Path(path)
+        check_unicode(self.path.absolute())
         try:
             if self.path.exists() and not self.path.is_dir():
                 raise InputError(f"{self.path} is a file: give a folder.")
