@@ -277,8 +277,11 @@ class Marking(Knowledge):
         if base is not None:
             mark = mark_of(base)
             if mark is None or not self._is_current(mark) or stride < 0 or mark.stride is None:
-                why = doubt or "records were written into a part of a tensor"
-                set_mark(base, self.current.unknown(why))
+                doubt = doubt or ("" if mark is None or not self._is_current(mark) else mark.why)
+                if self.current.alone and not doubt:  # all of it belongs to the one record
+                    set_mark(base, Mark(self.current.token, 0))
+                else:
+                    set_mark(base, self.current.unknown(doubt or "records were written into a part of a tensor"))
 
     def _note_hidden_writing(self, name: str, tensor: Tensor) -> None:
         """Handle an operation that has changed an argument although neither its name nor ``out`` says so."""
