@@ -78,6 +78,22 @@ def test_the_loop_is_the_plain_one(first):
     assert torch.equal(flat(model), expected())
 
 
+def test_a_loss_may_be_printed_before_the_backward_pass():
+    """`accelerator.backward` divides by 1, which is no new loss."""
+    tool = accelerator()
+    model, optimizer, loader = tool.prepare(*parts())
+    private = privet.make_private(model, optimizer, loader, **KNOWN)
+    seen = []
+    for x, y in private.batches():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        seen.append(loss.item())
+        tool.backward(loss)
+        optimizer.step()
+    assert len(seen) >= 6 and str(private.spent().guarantee) == "proved"
+    assert torch.equal(flat(model), expected())
+
+
 def test_a_step_on_the_prepared_loader_is_refused():
     tool = accelerator()
     model, optimizer, loader = tool.prepare(*parts())
