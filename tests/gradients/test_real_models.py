@@ -525,7 +525,7 @@ def test_a_reentrant_checkpoint_is_right_for_single_records() -> None:
 
 
 class Filled(nn.Module):
-    """Parts of a tensor are written by their views, as DeepSeek's attention fills its keys; `kept` is one that outlives a record."""
+    """A tensor whose parts are written by their views, as in DeepSeek's attention; `kept` is one that outlives a record."""
 
     def __init__(self, kept: bool) -> None:
         super().__init__()

@@ -108,7 +108,12 @@ class Marking(Knowledge):
             doubt = doubt or self.doubt_of_mean(tensor, stride)
             if self.repeating and doubt and tensor.requires_grad and not current.assume:
                 raise self.refusal(doubt)
-            if current.escaped and tensor.requires_grad and not self.repeating and not _is_unchanged(name, args, kwargs):
+            if (
+                current.escaped
+                and tensor.requires_grad
+                and not self.repeating
+                and not _is_unchanged(name, args, kwargs)
+            ):
                 doubt = doubt or current.escaped
             if doubt and current.assume and stride == UNKNOWN:
                 stride = _guessed(moved)

@@ -130,7 +130,9 @@ class PrivateTraining(Callback):  # type: ignore[misc]
     ) -> None:
         if self.private is not None and (batch_idx + 1) % trainer.log_every_n_steps == 0:
             epsilon = self.private.spent().epsilon
-            pl_module.log_dict(dict(zip(FIGURES, (epsilon, self.private.delta), strict=True)), on_step=True, batch_size=1)
+            pl_module.log_dict(
+                dict(zip(FIGURES, (epsilon, self.private.delta), strict=True)), on_step=True, batch_size=1
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": 0 if self.private is None else self.private.steps_done}
@@ -162,9 +164,7 @@ class PrivateTraining(Callback):  # type: ignore[misc]
 class _PrivateStep:
     """Takes the place of `run` in Lightning's loop over optimizers: what was one batch is one step of the plan."""
 
-    def __init__(
-        self, trainer: Trainer, log: _Log, private: Private, run: Callable[..., Any], progress: Any
-    ) -> None:
+    def __init__(self, trainer: Trainer, log: _Log, private: Private, run: Callable[..., Any], progress: Any) -> None:
         self.trainer, self.log, self.private, self.run, self.progress = trainer, log, private, run, progress
 
     def __call__(self, *args: Any) -> Any:
