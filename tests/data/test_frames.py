@@ -167,7 +167,7 @@ def test_a_collate_function_that_fails_on_one_record_says_that_it_got_one() -> N
 
     rows = TensorDataset(torch.randn(20, 2), torch.arange(20) % 2)
     with pytest.raises(RuntimeError) as raised:
-        next(private(DataLoader(rows, 10, collate_fn=pairs_only)).batches())
+        next(iter(private(DataLoader(rows, 10, collate_fn=pairs_only)).batches()))
     assert raised.value.__notes__ == ["The collate function got one record. A batch may hold one: it must work for that."]
 
 
