@@ -156,7 +156,7 @@ def test_frames_that_cannot_be_records_are_refused() -> None:
         private(arrow({"age": [], "ill": []}))
     with pytest.raises(InputError, match="one of its parts"):
         private({"train": arrow(), "test": arrow()})
-    with pytest.raises(InputError, match="A tuple of 2 arrays is not a data set: give .*TensorDataset"):
+    with pytest.raises(InputError, match=r"A tuple of 2 arrays is not a data set: give .*TensorDataset"):
         private((torch.zeros(20, 2), torch.zeros(20)))
 
 
@@ -168,7 +168,9 @@ def test_a_collate_function_that_fails_on_one_record_says_that_it_got_one() -> N
     rows = TensorDataset(torch.randn(20, 2), torch.arange(20) % 2)
     with pytest.raises(RuntimeError) as raised:
         next(iter(private(DataLoader(rows, 10, collate_fn=pairs_only)).batches()))
-    assert raised.value.__notes__ == ["The collate function got one record. A batch may hold one: it must work for that."]
+    assert raised.value.__notes__ == [
+        "The collate function got one record. A batch may hold one: it must work for that."
+    ]
 
 
 @pytest.mark.slow
