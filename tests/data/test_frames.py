@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import privet
 from privet.data import Categorical, Numeric, Schema, from_frame, load
@@ -156,6 +156,21 @@ def test_frames_that_cannot_be_records_are_refused() -> None:
         private(arrow({"age": [], "ill": []}))
     with pytest.raises(InputError, match="one of its parts"):
         private({"train": arrow(), "test": arrow()})
+    with pytest.raises(InputError, match=r"A tuple of 2 arrays is not a data set: give .*TensorDataset"):
+        private((torch.zeros(20, 2), torch.zeros(20)))
+
+
+def test_a_collate_function_that_fails_on_one_record_says_that_it_got_one() -> None:
+    def pairs_only(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        kept = [row for row in rows if row[1] > 0]
+        return torch.stack([row[0] for row in kept]), torch.stack([row[1] for row in kept])
+
+    rows = TensorDataset(torch.randn(20, 2), torch.arange(20) % 2)
+    with pytest.raises(RuntimeError) as raised:
+        next(iter(private(DataLoader(rows, 10, collate_fn=pairs_only)).batches()))
+    assert raised.value.__notes__ == [
+        "The collate function got one record. A batch may hold one: it must work for that."
+    ]
 
 
 @pytest.mark.slow
@@ -169,6 +184,10 @@ def test_the_data_sets_of_hugging_face() -> None:
     for batch in private(rows.with_format("numpy", columns=["age"])).batches():
         assert set(batch) == {"age"}
         break
+    for kind in ("pandas", "arrow", None):
+        for batch in private(rows.with_format(kind, columns=["age", "ill"])).batches():
+            assert {name: type(column) for name, column in batch.items()} == {"age": Tensor, "ill": Tensor}
+            break
     called: list[int] = []
 
     def transform(some: dict[str, list[Any]]) -> dict[str, Any]:

@@ -524,6 +524,38 @@ def test_a_reentrant_checkpoint_is_right_for_single_records() -> None:
     assert (found - oracle(case, columns_of(case))).norm() < CLOSE * CLIP
 
 
+class Filled(nn.Module):
+    """A tensor whose parts are written by their views, as in DeepSeek's attention; `kept` is one that outlives a record."""
+
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, CLASSES)
+        self.kept = torch.zeros(1, 2 * WIDTH) if kept else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept is not None:
+            seen = self.kept.clone()  # of the records before
+            self.kept[..., :WIDTH].copy_(x.detach())
+            return self.out(seen + torch.cat([x, x], -1))
+        both = x.new_empty(*x.shape[:-1], 2 * WIDTH)
+        both[..., :WIDTH].copy_(self.first(x))
+        both[..., WIDTH:].copy_(x)
+        return self.out(both)
+
+
+def test_a_tensor_filled_through_its_views_is_right_for_single_records() -> None:
+    case = Case("filled", lambda: Filled(False), rows, ce, isolation="each")
+    found, guarantee = step(case, made(case), columns_of(case))
+    assert guarantee == "proved"
+    assert (found - oracle(case, columns_of(case))).norm() < CLOSE * CLIP
+
+
+def test_a_tensor_filled_by_the_record_before_is_refused() -> None:
+    case = Case("kept", lambda: Filled(True), rows, ce, isolation="each")
+    with pytest.raises(PrivetError, match="may hold something of others"):
+        step(case, made(case), columns_of(case))
+
+
 @pytest.mark.parametrize("equation", ["btd,ed->bte", "ed,btd->bte", "btd,td->b", "btd,dhe->bhte", "...d,de->...e"])
 def test_contractions_are_linear_maps(equation: str) -> None:
     """Without the warning that an operation has no rule, which is an error here."""

@@ -340,9 +340,105 @@ def test_a_search_for_the_learning_rate_is_refused():
         fit(Classifier(), LearningRateFinder())
 
 
+class Following(Classifier):
+    """A learning rate that follows a metric."""
+
+    def __init__(self, metric: str) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": self.metric}}
+
+
 def test_a_choice_by_a_metric_is_said():
-    with pytest.warns(PrivetWarning, match="does not cover that choice"):
-        fit(Classifier(), EarlyStopping("val_loss"))
+    for module, callbacks in ((Classifier(), [EarlyStopping("val_loss")]), (Following("val_loss"), [])):
+        with pytest.warns(PrivetWarning, match="does not cover that choice"):
+            fit(module, *callbacks)
+
+
+@pytest.mark.parametrize("metric", ["train_loss", "train_loss_epoch"])
+@pytest.mark.parametrize("what", ["schedule", "checkpoint"])
+@pytest.mark.parametrize("self_check", [True, False])
+def test_a_choice_by_a_metric_of_training_records_is_refused(tmp_path, metric, what, self_check):
+    module = Following(metric) if what == "schedule" else Classifier()
+    callbacks = [] if what == "schedule" else [ModelCheckpoint(tmp_path, monitor=metric)]
+    with pytest.raises(InputError, match=f"'{metric}' is logged from training records"):
+        fit(module, *callbacks, settings={"self_check": self_check}, enable_checkpointing=bool(callbacks))
+
+
+def test_epsilon_may_decide_when_to_stop():
+    private = fit(Classifier(), EarlyStopping("epsilon", mode="max"))
+    assert private.private.steps_done == 8
+
+
+class Counting(Classifier):
+    """Metrics as torchmetrics keeps them: computed in `training_step` after the loss, with masks and numbers of the records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right: list[Tensor] = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        scores = self.net(x)
+        loss = F.cross_entropy(scores, y)
+        self.right.append(torch.bincount((scores.argmax(1) == y).int(), minlength=2)[1] / max(len(y), 1))
+        self.log("accuracy", self.right[-1].item())
+        return loss
+
+
+def test_metrics_after_the_loss_are_logged_and_change_nothing():
+    module = Counting()
+    private = fit(module)
+    assert str(private.spent().guarantee) == "proved" and 0 <= module.trainer.callback_metrics["accuracy"] <= 1
+    assert torch.equal(parameters(module), by_hand()[0])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_two_optimizers_and_their_schedules_step_once_for_each_batch(first):
+    class Parts(Classifier):
+        def __init__(self) -> None:
+            super().__init__(manual=True)
+
+        def configure_optimizers(self):
+            parts = (self.net[0], self.net[2])
+            optimizers = [torch.optim.SGD(part.parameters(), lr=0.5) for part in parts]
+            return optimizers, [torch.optim.lr_scheduler.StepLR(each, 4, 0.1) for each in optimizers]
+
+        def training_step(self, batch, batch_idx):
+            both = self.optimizers() if first else self.optimizers()[::-1]
+            for optimizer in both:
+                optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            for optimizer in both:
+                optimizer.step()
+            for schedule in self.lr_schedulers():
+                schedule.step()
+
+    module, plain = Parts(), Classifier()
+    private = fit(module)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.1)
+    made = privet.make_private(plain, optimizer, data(), batch_size=BATCH, steps=8, scheduler=schedule, **KNOWN)
+    for batch in made.batches():
+        optimizer.zero_grad()
+        plain.loss(batch).backward()
+        optimizer.step()
+    assert private.private.steps_done == 8
+    assert [each.param_groups[0]["lr"] for each in module.trainer.optimizers] == [optimizer.param_groups[0]["lr"]] * 2
+    assert torch.equal(parameters(module), parameters(plain))
+
+
+def test_a_batch_without_a_loss_is_refused_with_the_reason():
+    class Sometimes(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+    with pytest.raises(InputError, match="return a loss for each"):
+        fit(Sometimes())
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import TransformedTargetRegressor, make_column_selector, make_column_transformer
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.ensemble import BaggingClassifier
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
+from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, Normalizer, OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
@@ -191,6 +191,78 @@ def test_what_learns_in_front_is_named_in_the_statement() -> None:
     assert "TransformedTargetRegressor" in str(target.regressor_.spent_)
     with pytest.warns(PrivetWarning, match="every fit spends its own budget"):
         BaggingClassifier(PrivateLogisticRegression(**QUICK), n_estimators=2).fit(X / 16, y)
+
+
+def table() -> tuple[Any, Any]:
+    """A frame with numbers, texts and categories, and labels that are texts."""
+    pandas = pytest.importorskip("pandas")
+    numbers = np.random.default_rng(0).uniform(0, 10, (200, 2))
+    frame = pandas.DataFrame(numbers, columns=["age", "weight"])
+    frame["city"] = pandas.Categorical(np.where(numbers[:, 0] > 5, "Bonn", "Ulm"))
+    return frame, pandas.Series(np.where(numbers.sum(1) > 10, "ill", "well"))
+
+
+def test_a_table_of_numbers_and_categories_with_public_parts_is_proved() -> None:
+    X, y = table()
+    public = make_column_transformer(
+        (PublicScaler(0, 10), ["age", "weight"]),
+        (make_pipeline(FeatureUnion([("cities", OneHotEncoder(categories=[["Bonn", "Ulm"]]))])), ["city"]),
+        (OrdinalEncoder(categories=[["Bonn", "Ulm"]]), make_column_selector(dtype_include="category")),
+        sparse_threshold=0,
+    )
+    model = make_pipeline(public, PrivateLogisticRegression(**QUICK))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, y)
+    assert str(model[-1].spent_.guarantee) == "proved"
+    assert set(model.predict(X)) <= {"ill", "well"} and model.score(X, y) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("step", "columns", "name"),
+    [
+        (OneHotEncoder(), ["city"], "OneHotEncoder"),
+        (OneHotEncoder(categories=[["Bonn", "Ulm"]], min_frequency=3), ["city"], "OneHotEncoder"),
+        (OrdinalEncoder(), ["city"], "OrdinalEncoder"),
+        (make_pipeline(StandardScaler()), ["age"], "StandardScaler"),
+        (
+            PublicScaler(0, 10),
+            lambda frame: ["age"] if frame["age"].mean() > 3 else ["weight"],
+            "the choice of columns",
+        ),
+    ],
+)
+def test_what_learns_inside_a_table_is_named(step: Any, columns: Any, name: str) -> None:
+    X, y = table()
+    model = make_pipeline(
+        make_column_transformer((step, columns), sparse_threshold=0), PrivateLogisticRegression(**QUICK)
+    )
+    with pytest.warns(PrivetWarning, match=f"{name} in front of this private estimator learned"):
+        model.fit(X, y)
+    assert str(model[-1].spent_.guarantee) == f"assuming what {name} learned from the rows before is public"
+
+
+def test_several_targets_have_bounds_of_their_own() -> None:
+    X = np.random.default_rng(0).uniform(-1, 1, (400, 3))
+    y = np.stack([100 * X.sum(1), X[:, 0]], 1)
+    model = PrivateRegressor(target_bounds=([-300, -1], [300, 1]), epsilon=8.0, epochs=20, random_state=0).fit(X, y)
+    errors = np.abs(model.predict(X) - y).mean(0)
+    assert errors[0] < 60 and errors[1] < 0.3
+    with pytest.raises(InputError, match="one for each of the 2 targets"):
+        PrivateRegressor(target_bounds=([0, 0, 0], [1, 1, 1]), **QUICK).fit(X, y)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_module_of_another_size_is_refused(outputs: int) -> None:
+    """Seven scores for two classes would be trained without a word, and a broadcast loss would compare rows."""
+    X = np.random.default_rng(0).uniform(-1, 1, (50, 2))
+    y = (X[:, 0] > 0).astype(int)
+    with pytest.raises(InputError, match=f"outputs of shape \\({outputs},\\), and 2 numbers are needed"):
+        PrivateClassifier(nn.Linear(2, outputs), **QUICK).fit(X, y)
+    with pytest.raises(InputError, match=r"outputs of shape \(\), and 1 numbers are needed"):
+        PrivateRegressor(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), **QUICK).fit(X, y)
+    with pytest.raises(InputError, match="a torch module or a function that makes one"):
+        PrivateClassifier("linear", **QUICK).fit(X, y)  # type: ignore[arg-type]
 
 
 def test_images_have_a_default_of_their_own() -> None:

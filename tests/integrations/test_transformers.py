@@ -404,6 +404,7 @@ def test_another_plan_is_not_continued(tmp_path):
         {"fp16": True},
         {"torch_compile": True},
         {"auto_find_batch_size": True},
+        {"include_num_input_tokens_seen": "all"},
         {"train_sampling_strategy": "group_by_length"},
         {"push_to_hub": True, "hub_strategy": "all_checkpoints", "hub_model_id": "a/b"},
         {"push_to_hub": True, "hub_strategy": "checkpoint", "hub_model_id": "a/b"},

@@ -73,6 +73,40 @@ def check(model: nn.Module, body: Body = plain, oracle: nn.Module | None = None,
     assert (found - expected).norm() < close * CLIP
 
 
+@pytest.mark.parametrize("number", [1, 1.0])
+def test_a_loss_that_was_read_may_be_divided_by_one(number: float) -> None:
+    def body(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        assert loss.item() > 0
+        (loss / number * number).backward()
+        optimizer.step()
+
+    check(perceptron(), body)
+
+
+@pytest.mark.parametrize("how", ["number", "rounded", "in place", "tensor"])
+def test_a_loss_that_was_read_is_not_scaled(how: str) -> None:
+    """By a number of the records, for instance."""
+
+    def body(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        loss = F.cross_entropy(model(x), y)
+        number = loss.item()
+        if how == "number":
+            loss = loss / number
+        elif how == "rounded":
+            loss = torch.div(loss, 1, rounding_mode="floor")
+        elif how == "in place":
+            loss /= number
+        else:
+            loss = loss * torch.tensor(number)
+        loss.backward()
+        optimizer.step()
+
+    with pytest.raises(PrivetError, match="reads a value of the records"):
+        step(perceptron(), body)
+
+
 def test_copies_and_files_are_made_in_the_loop() -> None:
     averages: list[AveragedModel] = []
     files: list[nn.Module] = []

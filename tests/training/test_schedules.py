@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
-from privet.errors import InputError
+from privet.errors import InputError, PrivetWarning
 from privet.privacy import Gaussian, PoissonSampled, Schedule, calibrate_schedule
 from privet.training import Performance
 from tests.training.conftest import KNOWN, data, make, network, run
@@ -55,10 +55,18 @@ def test_torch_s_own_schedulers_in_an_ordinary_loop(schedule: Any) -> None:
     assert rates == expected and len(set(rates)) > 1 and other is not model
 
 
-def test_a_scheduler_that_looks_at_private_losses_is_the_loop_s_own_affair() -> None:
+def test_a_scheduler_that_follows_a_metric_is_warned_about() -> None:
     model, optimizer, private = make()
     scheduler = ReduceLROnPlateau(optimizer)
-    run(model, optimizer, private)
+    with pytest.warns(PrivetWarning, match="never the loss of the training records"):
+        run(model, optimizer, private)
+    scheduler.step(1.0)
+
+
+def test_a_scheduler_of_another_optimizer_is_not_warned_about() -> None:
+    model, optimizer, private = make()
+    scheduler = ReduceLROnPlateau(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
+    run(model, optimizer, private)  # a warning would be an error
     scheduler.step(1.0)
 
 

@@ -174,7 +174,7 @@ class HuggingFaceRecords(OneByOne):
     """The rows of a data set of Hugging Face, as tensors by column.
 
     Args:
-        dataset: the data set. Its format is kept; one without a format gives tensors.
+        dataset: the data set. A format of tensors or arrays and a transform are kept; any other gives tensors.
         owner: the column with the user of each row, which is no part of the records.
     """
 
@@ -185,7 +185,9 @@ class HuggingFaceRecords(OneByOne):
         if owner in self.column_names:
             dataset = dataset.remove_columns(owner)
             kept["columns"] = [name for name in kept["columns"] if name != owner]
-        super().__init__(dataset.with_format("torch", columns=kept["columns"]) if kept["type"] is None else dataset)
+        # What the other formats give, such as frames, is no record of tensors.
+        tensors = kept["type"] in ("torch", "numpy", "custom")
+        super().__init__(dataset if tensors else dataset.with_format("torch", columns=kept["columns"]))
         self.alone = kept["type"] == "custom"
         """Whether a transform of the user's own is called for each record, so that it cannot mix them."""
 
@@ -209,6 +211,10 @@ def records_of(given: Any, owner: str = "") -> Any:
         raise InputError(
             f"A {type(given).__name__} holds several data sets or columns: give one of its parts, such as "
             f"data['train']."
+        )
+    if type(given) is tuple and len(given) > 1 and all(getattr(each, "ndim", 0) for each in given):
+        raise InputError(
+            f"A tuple of {len(given)} arrays is not a data set: give torch.utils.data.TensorDataset(...) of them as tensors."
         )
     if is_hugging_face(given):
         return HuggingFaceRecords(given, owner)

@@ -619,6 +619,11 @@ class Engine:
         if stride == UNKNOWN and self._pass.assume and self.loss_reduction != "auto":
             return self.loss_reduction
         if stride == UNKNOWN:
+            if self._pass.alone:
+                raise UnknownReductionError(
+                    f"The loss of one record may hold something of others: {why}. If it does not, "
+                    f"make_private(..., isolation='assume') goes on with a statement that says so."
+                )
             raise UnknownReductionError(
                 f"The loss does not keep the records apart: {why}. {PER_RECORD} If it does keep them apart, "
                 f"make_private(..., isolation='each') computes it for one record at a time, and isolation='assume' goes on "

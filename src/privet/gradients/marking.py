@@ -99,13 +99,21 @@ class Marking(Knowledge):
                 doubt = doubt or f"`{name}` is not known to keep records apart{self._where()}"
                 shaped = not in_place and _has_shape_of_records(name, args, kwargs, known)
                 if shaped and not current.escaped and not current.trusting:
-                    current.escaped = f"the shape of the result of `{name}` depends on the records{self._where()}"
+                    current.escaped = (
+                        f"the shape of the result of `{name}` depends on the records{self._where()}, and the loss is computed "
+                        f"after it"
+                    )
             if stride != UNKNOWN and first >= 0 and not current.trusting and not doubt:
                 doubt = self._place_of_constants(name, moved, stride)
             doubt = doubt or self.doubt_of_mean(tensor, stride)
             if self.repeating and doubt and tensor.requires_grad and not current.assume:
                 raise self.refusal(doubt)
-            if current.escaped and tensor.requires_grad and not self.repeating:
+            if (
+                current.escaped
+                and tensor.requires_grad
+                and not self.repeating
+                and not _is_unchanged(name, args, kwargs)
+            ):
                 doubt = doubt or current.escaped
             if doubt and current.assume and stride == UNKNOWN:
                 stride = _guessed(moved)
@@ -277,8 +285,11 @@ class Marking(Knowledge):
         if base is not None:
             mark = mark_of(base)
             if mark is None or not self._is_current(mark) or stride < 0 or mark.stride is None:
-                why = doubt or "records were written into a part of a tensor"
-                set_mark(base, self.current.unknown(why))
+                doubt = doubt or ("" if mark is None or not self._is_current(mark) else mark.why)
+                if self.current.alone and not doubt:  # all of it belongs to the one record
+                    set_mark(base, Mark(self.current.token, 0))
+                else:
+                    set_mark(base, self.current.unknown(doubt or "records were written into a part of a tensor"))
 
     def _note_hidden_writing(self, name: str, tensor: Tensor) -> None:
         """Handle an operation that has changed an argument although neither its name nor ``out`` says so."""
@@ -339,6 +350,12 @@ def _is_empty(
     if at is None or out.ndim != source.ndim or out.shape[at.dim] != source.shape[at.dim]:
         return False
     return not _has_shape_of_records(name, args, kwargs, known)
+
+
+def _is_unchanged(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a result is its argument, divided or multiplied by 1: Lightning and accelerate do this to each loss."""
+    number = args[1] if len(args) == 2 and not kwargs and name in DIVIDING | MULTIPLYING else None
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and number == 1
 
 
 def _all_equal(tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
@@ -29,6 +30,8 @@ from privet.training import Private, make_private
 OTHERS = ("model", "optimizer", "dataset", "batch_size", "steps", "epochs", "resume", "scheduler")
 """Arguments of `make_private` that the module, its loader and the Trainer give."""
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+FIGURES = ("epsilon", "delta")
+"""What the callback logs: it follows from the plan alone."""
 SEARCHING = ("LearningRateFinder", "BatchSizeFinder", "GradientAccumulationScheduler")
 
 
@@ -104,6 +107,10 @@ class PrivateTraining(Callback):  # type: ignore[misc]
             raise InputError(
                 f"{trainer.ckpt_path} was trained without PrivateTraining: start with a model that has not seen the records."
             )
+        followed = {each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau}
+        monitored = followed | {getattr(each, "monitor", None) for each in trainer.callbacks}
+        pl_module.__dict__["log"] = log = _Log(pl_module, monitored)
+        self._undo.append(lambda: pl_module.__dict__.pop("log", None))
         for optimizer in trainer.optimizers:
             self._undo.append(optimizer.register_step_pre_hook(_run_closure).remove)
         settings = {**self.settings, "resume": self._resume}
@@ -116,14 +123,16 @@ class PrivateTraining(Callback):  # type: ignore[misc]
             (loop.manual_optimization, loop.manual_optimization.optim_step_progress),
         ):
             self._undo.append(lambda part=part: part.__dict__.pop("run", None))  # type: ignore[misc]
-            part.run = _PrivateStep(trainer, pl_module, self.private, part.run, progress)
+            part.run = _PrivateStep(trainer, log, self.private, part.run, progress)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self.private is not None and (batch_idx + 1) % trainer.log_every_n_steps == 0:
             epsilon = self.private.spent().epsilon
-            pl_module.log_dict({"epsilon": epsilon, "delta": self.private.delta}, on_step=True, batch_size=1)
+            pl_module.log_dict(
+                dict(zip(FIGURES, (epsilon, self.private.delta), strict=True)), on_step=True, batch_size=1
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": 0 if self.private is None else self.private.steps_done}
@@ -155,10 +164,8 @@ class PrivateTraining(Callback):  # type: ignore[misc]
 class _PrivateStep:
     """Takes the place of `run` in Lightning's loop over optimizers: what was one batch is one step of the plan."""
 
-    def __init__(
-        self, trainer: Trainer, module: LightningModule, private: Private, run: Callable[..., Any], progress: Any
-    ) -> None:
-        self.trainer, self.module, self.private, self.run, self.progress = trainer, module, private, run, progress
+    def __init__(self, trainer: Trainer, log: _Log, private: Private, run: Callable[..., Any], progress: Any) -> None:
+        self.trainer, self.log, self.private, self.run, self.progress = trainer, log, private, run, progress
 
     def __call__(self, *args: Any) -> Any:
         *first, given = args
@@ -168,12 +175,11 @@ class _PrivateStep:
             batch = self.trainer.precision_plugin.convert_input(batch)
             batch = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
             self.trainer._logger_connector.on_batch_start(batch)
-            if self.private.rehearsing:
-                self.module.__dict__["log"] = _log_nothing
+            self.log.rehearsing = self.private.rehearsing
             try:
                 found = self.run(*first, type(given)({**given, "batch": batch}))
             finally:
-                rehearsed = self.module.__dict__.pop("log", None) is not None
+                rehearsed, self.log.rehearsing = self.log.rehearsing, False
             output = output if rehearsed else found
         # However many batches the step had, the Trainer counts one step of each optimizer.
         self.progress.load_state_dict(before)
@@ -237,7 +243,12 @@ def _run_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     if len(given) != 1 or not callable(given[0]):
         return None
     with torch.enable_grad():
-        given[0]()
+        loss = given[0]()
+    if loss is None and any(isinstance(each, Closure) for each in getattr(given[0], "args", ())):
+        raise InputError(
+            "training_step returned None instead of a loss. Which batches are left out would tell about their records: return a "
+            "loss for each, 0 * the loss of a record that is not to count."
+        )
     return (optimizer,), {}
 
 
@@ -245,5 +256,22 @@ def _nothing(places: list[int]) -> dict[str, Any]:
     return {}
 
 
-def _log_nothing(*args: Any, **kwargs: Any) -> None:
-    """In place of `log` for the batches of the self-check."""
+class _Log:
+    """In place of the module's `log` while it trains: silent in the self-check, and not for what decides about the model.
+
+    A metric of training records is computed without noise. If it decides which model is kept, when training stops or how fast
+    it goes on, the model tells about the records in a way that no statement covers.
+    """
+
+    def __init__(self, module: LightningModule, monitored: set[str | None]) -> None:
+        self.module, self.monitored, self.rehearsing = module, monitored - {*FIGURES}, False
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        found = self.monitored & {name, f"{name}_step", f"{name}_epoch"}
+        if found and self.module.trainer.training:
+            raise InputError(
+                f"{found.pop()!r} is logged from training records, without noise, and decides which model is kept, when training "
+                f"stops or how fast it goes on, which no statement covers: monitor a metric of validation_step."
+            )
+        if not self.rehearsing:
+            type(self.module).log(self.module, name, *args, **kwargs)

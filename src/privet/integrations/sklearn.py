@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, RegressorMixin, TransformerMixin
-from sklearn.pipeline import Pipeline
+from sklearn.compose import ColumnTransformer, make_column_selector
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
 from sklearn.utils import Tags, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -190,7 +192,13 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             try:
                 for x, y in private.batches():
                     optimizer.zero_grad()
-                    private.step(self._losses(model(x), y))
+                    found = model(x)
+                    if found.shape[1:] != (outputs,):
+                        raise InputError(
+                            f"The module gives each row outputs of shape {tuple(found.shape[1:])}, and {outputs} numbers are "
+                            f"needed: one for each class or target."
+                        )
+                    private.step(self._losses(found, y))
             finally:
                 private.close()
         self.module_ = model.eval()
@@ -200,11 +208,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _made(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
-        made = self._default(shape, outputs) if self.module is None else self.module(math.prod(shape), outputs)
+        if self.module is None:
+            return self._default(shape, outputs)
+        made = self.module(math.prod(shape), outputs) if callable(self.module) else self.module
         if not isinstance(made, nn.Module):
-            raise InputError(
-                f"module is a torch module or a function that makes one, and it made {type(made).__name__}."
-            )
+            raise InputError(f"module is a torch module or a function that makes one, and this gives {made!r}.")
         return made
 
     def _rows(self, X: Any) -> Array:
@@ -312,15 +320,16 @@ class PrivateLogisticRegression(PrivateClassifier):
 class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     """A private regression of one or more numbers, by default with one hidden layer and the Huber loss.
 
-    `target_bounds` are the least and the largest target, public: targets are moved to between them, and scaled to [-1, 1] for
-    the training. Without them targets are taken as they are, which learns well only if they are of about that size.
+    `target_bounds` are the least and the largest target, public, each a number or one for each target: targets are moved to
+    between them, and scaled to [-1, 1] for the training.
+    Without them targets are taken as they are, which learns well only if they are of about that size.
     """
 
     def __init__(
         self,
         module: Modules | None = None,
         *,
-        target_bounds: tuple[float, float] | None = None,
+        target_bounds: tuple[float | Sequence[float], float | Sequence[float]] | None = None,
         epsilon: float = 3.0,
         delta: float | None = None,
         epochs: float = 20.0,
@@ -356,15 +365,20 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, allow_nd=True)
         self._flat = y.ndim == 1
         targets = torch.tensor(np.asarray(y, dtype=np.float64).reshape(len(y), -1))
-        low, high = self._bounds()
-        targets = (targets.clamp(low, high) - (low + high) / 2) * 2 / (high - low) if self.target_bounds else targets
+        low, high = self._bounds(targets.shape[1])
+        if self.target_bounds is not None:
+            targets = (targets.clamp(low, high) - (low + high) / 2) * 2 / (high - low)
         self._train(X, targets, targets.shape[1], account)
         return self
 
-    def _bounds(self) -> tuple[float, float]:
-        low, high = self.target_bounds or (-1.0, 1.0)
-        if not low < high:
-            raise InputError(f"target_bounds are the least and the largest target, not {self.target_bounds}.")
+    def _bounds(self, targets: int) -> tuple[Tensor, Tensor]:
+        given = (-1.0, 1.0) if self.target_bounds is None else self.target_bounds
+        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in given)
+        if not all(bound.shape in ((), (targets,)) for bound in (low, high)) or not (low < high).all():
+            raise InputError(
+                f"target_bounds are the least and the largest target, numbers or one for each of the {targets} targets, and not "
+                f"{self.target_bounds}."
+            )
         return low, high
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -373,8 +387,8 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """The target of each row; nothing keeps it between the bounds."""
         found = self._outputs(X)
-        if self.target_bounds:
-            low, high = self._bounds()
+        if self.target_bounds is not None:
+            low, high = self._bounds(found.shape[1])
             found = found * (high - low) / 2 + (low + high) / 2
         return (found.flatten() if self._flat else found).numpy()
 
@@ -390,7 +404,7 @@ def _assumed_around() -> Iterator[str]:
     while frame is not None:
         module, caller = str(frame.f_globals.get("__name__", "")), frame.f_locals.get("self")
         if module == "sklearn.pipeline" and isinstance(caller, Pipeline):
-            learned = [type(step).__name__ for _, step in caller.steps[:-1] if _learns(step)]
+            learned = [name for _, step in caller.steps[:-1] for name in _learning(step)]
             if learned and module not in told:
                 names = ", ".join(dict.fromkeys(learned))
                 warnings.warn(
@@ -419,6 +433,26 @@ def _assumed_around() -> Iterator[str]:
         frame = frame.f_back
 
 
-def _learns(step: Any) -> bool:
-    """Whether a step of a pipeline learns from rows when it is fitted."""
-    return step is not None and step != "passthrough" and bool(get_tags(step).requires_fit)
+def _learning(step: Any) -> Iterator[str]:
+    """The names of what learns from rows when a step of a pipeline is fitted; parts of scikit-learn are looked into."""
+    if type(step) is Pipeline:
+        inside = [each for _, each in step.steps]
+    elif type(step) is FeatureUnion:
+        inside = [each for _, each in step.transformer_list]
+    elif type(step) is ColumnTransformer:
+        inside = [step.remainder, *(each for _, each, _ in step.transformers)]
+        if any(callable(columns) and type(columns) is not make_column_selector for *_, columns in step.transformers):
+            yield "the choice of columns"
+    elif step is None or isinstance(step, str) or not get_tags(step).requires_fit or _is_given_categories(step):
+        return
+    else:
+        yield type(step).__name__
+        return
+    for each in inside:
+        yield from _learning(each)
+
+
+def _is_given_categories(step: Any) -> bool:
+    """Whether an encoder was given its categories, and counts nothing."""
+    counting = getattr(step, "min_frequency", None) is not None or getattr(step, "max_categories", None) is not None
+    return type(step) in (OneHotEncoder, OrdinalEncoder) and not isinstance(step.categories, str) and not counting

@@ -329,6 +329,10 @@ def refuse(args: TrainingArguments) -> None:
             "DeepSpeed and FSDP join gradients outside the plan: leave out deepspeed and fsdp.",
         ),
         (args.fp16, "The loss scaling of fp16 is not supported: use bf16=True, or float32."),
+        (
+            str(getattr(args, "include_num_input_tokens_seen", "no")).lower() not in ("no", "false"),
+            "The number of tokens tells who was drawn, and is not counted: leave out include_num_input_tokens_seen.",
+        ),
         (args.torch_compile, "A compiled model hides its operations from the checks: leave out torch_compile."),
         (
             args.auto_find_batch_size,

@@ -141,7 +141,12 @@ def markdown(record: RunRecord, plain: dict[str, Any], signed: SignOff | None = 
     environment.filters |= {"plainly": _plainly, "share": words.share, "times": words.times}
     environment.filters |= {"at_least": round_down, "epsilon": round_up, "bytes": words.size}
     return environment.get_template("CARD.md.j2").render(
-        metadata=front_matter(record, plain), signed=signed or SignOff(), answers=answers(record.stated), **plain
+        metadata=front_matter(record, plain),
+        signed=signed or SignOff(),
+        answers=answers(record.stated),
+        use=_said_of_script(record) if plain["model"]["script"] else "",
+        weights=record.model.weights if record.model.perturbation is None else "",
+        **plain,
     )
 
 
@@ -304,21 +309,53 @@ def _code(record: RunRecord) -> str:
         return ""
 
 
+OWN = re.compile(r"py:(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
+
+
 def _script(record: RunRecord) -> list[str]:
-    """The lines that load the model and predict without Privet; empty if that is not possible."""
-    summary = record.model
-    if not _code(record) or not all(name.isidentifier() for name in summary.arguments):
+    """The lines that load the model and predict without Privet; empty if that is not possible.
+
+    A model of the user's own is imported from where it was for the training. How a loop of the user's own made its model is not
+    known.
+    """
+    summary, data = record.model, record.data
+    own = OWN.fullmatch(summary.name) if data.source else None
+    if own is not None and summary.weights and summary.perturbation is None:
+        home, name = own["module"], own["name"]
+    else:
+        home, name = MODEL_CODE.removesuffix(".py"), summary.name if _code(record) else ""
+    if not name or not all(given.isidentifier() for given in summary.arguments):
         return []
     given = ", ".join(f"{name}={value!r}" for name, value in summary.arguments.items())
-    shape = (1, *record.data.shape)
+    shape = (1, *data.shape)
     one = f"torch.zeros({shape}, dtype=torch.long)" if "vocabulary" in summary.arguments else f"torch.rand{shape}"
+    low, high = data.target_bounds or (0.0, 1.0)
+    scaled = f"{low:g} + {high - low:g} * model({one})" if data.target else f"model({one}).softmax(-1)"
     return [
         "import torch, safetensors.torch",
-        f"from {MODEL_CODE.removesuffix('.py')} import {summary.name}",
-        f"model = {summary.name}({given}).eval()",
+        f"from {home} import {name}",
+        f"model = {name}({given}).eval()",
         f'model.load_state_dict(safetensors.torch.load_file("{summary.weights}"))',
-        f"print(model({one}).softmax(-1))",
+        f"print({scaled})",
     ]
+
+
+def _said_of_script(record: RunRecord) -> str:
+    """What the script needs, what it is to be given, and what it prints."""
+    data, own = record.data, OWN.fullmatch(record.model.name)
+    if own is None:
+        needs = "but not Privet. Run it in the folder of this card, which has the weights and `model.py`"
+    else:
+        needs = f"and the module `{own['module']}` of those who trained the model, but not Privet. Run it where the weights are"
+    kind = {3: ", pixels between 0 and 1", 1: ", columns encoded as in the training"}.get(len(data.shape), "")
+    prints = "the probability of each class"
+    if data.target:
+        bounds = "" if data.target_bounds else ", scaled so that its bounds are 0 and 1"
+        prints = f"the prediction of {_plainly(data.target)}{bounds}"
+    return (
+        f"This script needs torch and safetensors, {needs}. Replace the random\nnumbers by your records: float32, one row for "
+        f"each{kind}. It prints {prints}."
+    )
 
 
 def _plainly(text: str) -> str:

@@ -75,6 +75,8 @@ class DataSummary:
     """The column of users, if it was not given in the schema."""
     target: str = ""
     """The column with the number to predict; empty for classes."""
+    target_bounds: tuple[float, ...] = ()
+    """Its public bounds; runs of version 0.1 have none."""
 
     @property
     def protects_test(self) -> bool:

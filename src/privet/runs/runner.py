@@ -502,6 +502,7 @@ def summary(task: Task) -> DataSummary:
         unit=dataset.train.unit,
         user=spec.user,
         target=dataset.target.name if dataset.target is not None else "",
+        target_bounds=(dataset.target.low, dataset.target.high) if dataset.target is not None else (),
     )
 
 

@@ -311,13 +311,20 @@ class Records:
     def _grown(self) -> list[int | None]:
         with same_streams():
             collate, record = self.collate or default_collate, self.dataset[0]
-            one, two = tensors_of(collate([record])), tensors_of(collate([record, record]))
+            one, two = self._alone(record), tensors_of(collate([record, record]))
             grown = [_dim_that_grows(a.shape, b.shape) for a, b in zip(one, two, strict=True)]
             if self.collate is None:
                 return grown
             some = [self.dataset[place] for place in range(min(_LOOKED_AT, len(self.dataset)))]
-            whole, alone = tensors_of(collate(some)), [tensors_of(collate([each])) for each in some]
+            whole, alone = tensors_of(collate(some)), [self._alone(each) for each in some]
         return _with_ragged(grown, whole, alone)
+
+    def _alone(self, record: Any) -> list[Tensor]:
+        try:
+            return tensors_of((self.collate or default_collate)([record]))
+        except Exception as error:
+            error.add_note("The collate function got one record. A batch may hold one: it must work for that.")
+            raise
 
     def check(self, plan: Plan) -> None:
         """Raise unless these are the records of the plan."""

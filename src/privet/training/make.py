@@ -220,6 +220,7 @@ def make_private(
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         team.pieces = pieces_of(whole, team)
         given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+        _refuse_accumulation(given)
         optimizers = tuple(map(_inner, given))
         performance = performance if performance is not None else Performance()
         source = GivenRecords.of(dataset, users, sampling)
@@ -319,6 +320,15 @@ def _inner(optimizer: Optimizer) -> Optimizer:
     ):
         optimizer = inside
     return optimizer
+
+
+def _refuse_accumulation(optimizers: Sequence[Any]) -> None:
+    """accelerate joins several batches before a step, by a state that all of its optimizers share."""
+    if any(getattr(getattr(each, "gradient_state", None), "num_steps", 1) > 1 for each in optimizers):
+        raise InputError(
+            "gradient_accumulation_steps would join several batches of the plan to one step: leave it out, give batch_size the "
+            "whole size, and performance=privet.Performance(physical_batch_size=...) to compute it in parts."
+        )
 
 
 def _with_moved(performance: Performance | None, moved: Mapping[str, Any]) -> Performance:

@@ -20,6 +20,7 @@ import copy
 import gc
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,11 +31,11 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from privet.distributed import own_part
-from privet.errors import InputError
+from privet.errors import InputError, PrivetWarning
 from privet.gradients import Engine, PerExampleGradients
 
 
@@ -95,6 +96,7 @@ class Surroundings:
 
     @classmethod
     def now(cls, optimizers: Iterable[Optimizer]) -> Surroundings:
+        optimizers = tuple(optimizers)
         tensor, movable = _kinds(Tensor), _kinds(LRScheduler) | _kinds(AveragedModel)
         either = tensor | movable
         things = gc.get_objects()
@@ -102,6 +104,13 @@ class Surroundings:
         found = list(compress(things, map(either.__contains__, map(type, things))))
         moving = [_settings(optimizer) for optimizer in optimizers]
         moving += [_stateful(thing) for thing in found if type(thing) in movable]
+        if any(isinstance(thing, ReduceLROnPlateau) and _is_of(thing, optimizers) for thing in found):
+            warnings.warn(
+                "ReduceLROnPlateau sets the learning rate by a metric, and the statement does not cover that choice: give it a "
+                "metric of public records, never the loss of the training records.",
+                PrivetWarning,
+                stacklevel=2,
+            )
         return cls(tuple(thing for thing in found if type(thing) in tensor), tuple(moving))
 
 
@@ -112,6 +121,12 @@ def _kinds(kind: type) -> set[type]:
     for each in type.__subclasses__(kind):
         found |= _kinds(each)
     return found
+
+
+def _is_of(schedule: LRScheduler, optimizers: Iterable[Optimizer]) -> bool:
+    """Whether a schedule changes one of the optimizers, directly or through accelerate's wrapper."""
+    given = schedule.optimizer
+    return any(given is each or getattr(given, "optimizer", None) is each for each in optimizers)
 
 
 def _stateful(thing: Any) -> Moving:
