@@ -56,13 +56,18 @@ class Owner:
         self.twice: Event = NOTHING
         """What is in the ledgers of two folders, because one is a copy of the other."""
         self.environment = os.environ | {"PRIVET_ACCOUNTS": str(home / "accounts"), "PRIVET_STATE": str(home / "state")}
-        self.environment |= {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))), "COLUMNS": "200"}
+        self.environment |= {
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
+            "COLUMNS": "200",
+        }
 
     def say(self, text: str) -> None:
         self.lines += ["", text, ""]
         print(f"\n{text}\n", flush=True)
 
-    def types(self, line: str, code: int, *said: str, kill: int = 0, machine: str = "state", quiet: bool = False) -> str:
+    def types(
+        self, line: str, code: int, *said: str, kill: int = 0, machine: str = "state", quiet: bool = False
+    ) -> str:
         """Type a command of privet; it must end with `code` and say the words of `said`.
 
         Args:
@@ -94,7 +99,10 @@ class Owner:
         for ledger in (self.home / "runs").glob("*/ledger.jsonl"):
             self.used[ledger.parent.name] = Ledger.open(ledger, read_only=True).event
         before = {key: os.environ.get(key) for key in ("PRIVET_ACCOUNTS", "PRIVET_STATE")}
-        os.environ |= {"PRIVET_ACCOUNTS": self.environment["PRIVET_ACCOUNTS"], "PRIVET_STATE": str(self.home / "nothing")}
+        os.environ |= {
+            "PRIVET_ACCOUNTS": self.environment["PRIVET_ACCOUNTS"],
+            "PRIVET_STATE": str(self.home / "nothing"),
+        }
         try:
             books = DataAccount.open(named).books
         finally:
@@ -118,7 +126,11 @@ def people(home: Path, number: int) -> None:
     rows = (f"{20 + draw.randrange(60)},{draw.choice('abc')},{draw.choice(('no', 'yes'))}\n" for _ in range(number))
     (home / "data").mkdir(exist_ok=True)
     (home / "data" / "people.csv").write_text("age,work,owns\n" + "".join(rows))
-    columns = {"age": {"low": 20, "high": 80}, "work": {"categories": list("abc")}, "owns": {"categories": ["no", "yes"]}}
+    columns = {
+        "age": {"low": 20, "high": 80},
+        "work": {"categories": list("abc")},
+        "owns": {"categories": ["no", "yes"]},
+    }
     (home / "data" / "schema.json").write_text(json.dumps({"label": "owns", "columns": columns}))
 
 
@@ -128,7 +140,9 @@ def play(home: Path) -> Owner:
     people(home, 400)
     owner.say("An account for 400 people. One line is kept elsewhere.")
     owner.types("budget open people --epsilon 8 --delta 1e-6 --data data", 0, "Keep this line elsewhere")
-    owner.say("Ten runs, while the file grows from 400 to 760 people. Runs 3 and 6 are killed; run 4 is deleted afterward.")
+    owner.say(
+        "Ten runs, while the file grows from 400 to 760 people. Runs 3 and 6 are killed; run 4 is deleted afterward."
+    )
     for number in range(10):
         people(home, 400 + 40 * number)
         kill = {3: 12, 6: 25}.get(number, 0)
@@ -163,19 +177,29 @@ def play(home: Path) -> Owner:
     owner.types("budget show people", 1, "an older copy was put back")
     owner.types(f"{TRAIN} {settings} --out runs/11", 1, "an older copy was put back")
     owner.types("budget recover people", 0, "were put back")
-    owner.say("On another machine, which has never seen the account, only the line that was kept and the run folders show it.")
+    owner.say(
+        "On another machine, which has never seen the account, only the line that was kept and the run folders show it."
+    )
     newest = owner.types("budget show people --head", 0).strip()
     whole = account.read_bytes()
     shutil.copy(backup, account)
     checked = ["budget", "check", "people", "runs", "--head", newest]
     owner.environment["PRIVET_STATE"] = str(home / "elsewhere")
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, "0", *checked], cwd=home, env=owner.environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", KILLED, "0", *checked],
+        cwd=home,
+        env=owner.environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     owner.environment["PRIVET_STATE"] = str(home / "state")
     wrong = [line for line in done.stdout.splitlines() if line.startswith("WRONG")]
-    owner.lines += ['    $ privet budget check people runs --head "$(cat head.txt)"        # on the machine elsewhere', *(f"    {line}" for line in wrong)]
-    print(*owner.lines[-1 - len(wrong):], sep="\n", flush=True)
+    owner.lines += [
+        '    $ privet budget check people runs --head "$(cat head.txt)"        # on the machine elsewhere',
+        *(f"    {line}" for line in wrong),
+    ]
+    print(*owner.lines[-1 - len(wrong) :], sep="\n", flush=True)
     if done.returncode != 1 or len(wrong) < 2:
         raise SystemExit(f"a rollback was not noticed: {done.stdout}{done.stderr}")
     account.write_bytes(whole)

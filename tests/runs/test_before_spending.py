@@ -75,7 +75,10 @@ CLUSTERS = (
     "audit --method dpsgd --draws 40",
 )
 MISSING = [
-    *((f"{line} --data parquet:two.parquet --schema two.json --out out", "tables", "pyarrow") for line in VERBS.values()),
+    *(
+        (f"{line} --data parquet:two.parquet --schema two.json --out out", "tables", "pyarrow")
+        for line in VERBS.values()
+    ),
     *(
         (f"{VERBS[verb]} {TWO} --track {name}:tracked", "track", "torch.utils.tensorboard" if "board" in name else name)
         for verb in ("train", "synthesize")

@@ -75,7 +75,7 @@ def check_unicode(*texts: Path | str) -> None:
     """
     for text in texts:
         if not _is_unicode(str(text)):
-            raise InputError(f"{ascii(str(text))} is not UTF-8, as what Privet writes is: rename it.")
+            raise InputError(f"{str(text)!a} is not UTF-8, as what Privet writes is: rename it.")
 
 
 def kind_of(path: Path) -> str:
